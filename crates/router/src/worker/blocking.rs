@@ -27,7 +27,9 @@ use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks};
 use super::overrides::slots_by;
-use super::reissued::{WaitEnd, keep_waiting, note_kept, streams_seen, streams_to_look_at, streams_unseen};
+use super::reissued::{
+    WaitEnd, end_reissued, keep_waiting, note_kept, streams_seen, streams_to_look_at, streams_unseen,
+};
 use super::turn::Turn;
 use super::upstreams::connect::{push_own_exec, push_own_queued};
 use super::upstreams::kind::{Lane, Task, Waited};
@@ -37,7 +39,6 @@ use super::upstreams::{Link, Upstreams};
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
-use crate::worker::reissued::end_reissued;
 
 /// Interval of liveness probes to a node with waiting clients and no other traffic.
 const PROBE_US: u64 = 1_000_000;
@@ -150,7 +151,12 @@ impl Worker {
         let found = self.down.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
             // The command is not at a node, so no query is needed.
-            end_reissued(&self.turn, &mut self.down, handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
+            end_reissued(
+                &self.turn,
+                &mut self.down,
+                handle,
+                if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime },
+            );
             return asker.answer(&self.turn.shared().mailboxes, b":1\r\n");
         }
         let held =

@@ -113,5 +113,4 @@ impl Worker {
         let request = self.hooks.pass(&self.turn, KeyedCommand { call, node, database }, request, pending);
         self.up.push(link_handle, request);
     }
-
 }

@@ -7,14 +7,15 @@ use switchyard_resp::command::Local;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
-use super::Worker;
 use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::{Client, ReplyMode, Stall};
 use super::gather::{Aggregation, Gathers};
+use super::keyed::CommandHooks;
 use super::local::parse;
 use super::transactions::is_dirty;
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
@@ -60,194 +61,6 @@ const HELP: &[&str] = &[
     "HELP",
     "    Print this help.",
 ];
-
-impl Worker {
-    pub(super) fn client_command(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
-        let arg = |index: usize| args.get(index).unwrap_or_default();
-        let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
-        let now_us = self.turn.now_us();
-        let routing = self.turn.routing().clone();
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let mut out = Vec::new();
-        match local {
-            Local::ClientId => encode::integer(&mut out, client.details.id as i64),
-            Local::ClientGetname if client.details.name.is_empty() => encode::null(&mut out, client.resp3),
-            Local::ClientGetname => encode::bulk(&mut out, client.details.name.as_bytes()),
-            Local::ClientSetname => {
-                if !is_valid_name(arg(2)) {
-                    return self.down.refuse(&self.turn, handle, class, INVALID_NAME);
-                }
-                client.details.name = String::from_utf8_lossy(arg(2)).into_owned();
-                out.extend_from_slice(b"+OK\r\n");
-            }
-            Local::ClientSetinfo => {
-                let option = String::from_utf8_lossy(arg(2)).into_owned();
-                if !is_valid_name(arg(3)) {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        &format!("ERR {option} cannot contain spaces, newlines or special characters."),
-                    );
-                }
-                let value = String::from_utf8_lossy(arg(3)).into_owned();
-                match option.to_ascii_lowercase().as_str() {
-                    "lib-name" => client.details.lib_name = value,
-                    "lib-ver" => client.details.lib_ver = value,
-                    _ => {
-                        return self.down.refuse(
-                            &self.turn,
-                            handle,
-                            class,
-                            &format!("ERR Unrecognized option '{option}'"),
-                        );
-                    }
-                }
-                out.extend_from_slice(b"+OK\r\n");
-            }
-            Local::ClientInfo => {
-                let command = routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
-                let Some(client) = self.down.get(handle) else { return Flow::Close };
-                let text =
-                    client.describe(now_us, command, is_dirty(&self.turn, &self.up, &self.hooks, handle, client));
-                encode::verbatim(&mut out, text.as_bytes(), client.resp3);
-            }
-            Local::ClientNoEvict | Local::ClientNoTouch => {
-                let on = is(2, "ON");
-                if !on && !is(2, "OFF") {
-                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
-                }
-                if local == Local::ClientNoTouch {
-                    let keepers = routing.topology.nodes().filter(|node| self.turn.data_nodes().has(node.id));
-                    if on
-                        && !keepers
-                            .map(|node| node.id)
-                            .all(|id| self.turn.shared().with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
-                    {
-                        return self.down.refuse(
-                            &self.turn,
-                            handle,
-                            class,
-                            "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.",
-                        );
-                    }
-                    client.no_touch = on;
-                } else {
-                    client.details.no_evict = on;
-                }
-                out.extend_from_slice(b"+OK\r\n");
-            }
-            Local::ClientReply => {
-                if is(2, "ON") {
-                    client.reply_mode = ReplyMode::On;
-                    out.extend_from_slice(b"+OK\r\n");
-                } else if is(2, "OFF") || is(2, "SKIP") {
-                    // Neither is answered. Otherwise a SKIP after OFF would turn replies on again.
-                    if is(2, "OFF") {
-                        client.reply_mode = ReplyMode::Off;
-                    } else if client.reply_mode == ReplyMode::On {
-                        client.reply_mode = ReplyMode::SkipNext;
-                    }
-                    return Flow::Next;
-                } else {
-                    return self.down.refuse(&self.turn, handle, class, "ERR syntax error");
-                }
-            }
-            Local::ClientHelp => {
-                encode::header(&mut out, b'*', HELP.len());
-                for line in HELP {
-                    encode::simple(&mut out, line);
-                }
-            }
-            Local::ClientList => {
-                return match list_filter(args) {
-                    Ok(filter) => self.gathers.query_workers(
-                        &self.turn,
-                        &mut self.down,
-                        handle,
-                        class,
-                        filter,
-                        Aggregation::ClientList,
-                        |filter, from, gather, part| Message::List { filter, from, gather, part },
-                    ),
-                    Err(error) => self.down.refuse(&self.turn, handle, class, &error),
-                };
-            }
-            Local::ClientKill => {
-                let id = client.details.id;
-                return match kill_filter(args, id, &routing.live.users) {
-                    // The filter may match this client: its later commands are executed only if it does not.
-                    Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
-                        Flow::Stall(Stall::Barrier)
-                    }
-                    Ok((filter, whole)) => self.gathers.query_workers(
-                        &self.turn,
-                        &mut self.down,
-                        handle,
-                        class,
-                        filter,
-                        whole,
-                        |filter, from, gather, part| Message::Kill { filter, from, gather, part },
-                    ),
-                    Err(error) => self.down.refuse(&self.turn, handle, class, &error),
-                };
-            }
-            Local::ClientUnblock => {
-                let Some(id) = parse::<i64>(arg(2)) else {
-                    return self.down.refuse(&self.turn, handle, class, "ERR value is not an integer or out of range");
-                };
-                if args.len() > 4 {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        "ERR unknown subcommand or wrong number of arguments for 'UNBLOCK'. Try CLIENT HELP.",
-                    );
-                }
-                let error = is(3, "ERROR");
-                if args.len() == 4 && !error && !is(3, "TIMEOUT") {
-                    return self.down.refuse(
-                        &self.turn,
-                        handle,
-                        class,
-                        "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR",
-                    );
-                }
-                let id = id as u64;
-                let whole = Aggregation::Merged(switchyard_resp::command::Merge::Sum);
-                return self.gathers.query_workers(
-                    &self.turn,
-                    &mut self.down,
-                    handle,
-                    class,
-                    ClientFilter::default(),
-                    whole,
-                    |_, from, gather, part| Message::Unblock { id, error, from, gather, part },
-                );
-            }
-            // CLIENT CAPA announces support of redirects, which the router never sends.
-            _ => out.extend_from_slice(b"+OK\r\n"),
-        }
-        self.down.answer(&self.turn, handle, class, &out);
-        Flow::Next
-    }
-
-    /// Returns the matching clients of this worker, as a text reply.
-    pub(super) fn list_clients(&self, filter: &ClientFilter) -> Vec<u8> {
-        let mut text = String::new();
-        for (handle, client) in self.down.iter().filter(|(_, c)| matches(&self.turn, c, filter)) {
-            let command = self.turn.routing().commands.get(client.last_command).map_or("NULL", |c| &c.name);
-            text.push_str(&client.describe(
-                self.turn.now_us(),
-                command,
-                is_dirty(&self.turn, &self.up, &self.hooks, handle, client),
-            ));
-        }
-        let mut reply = Vec::new();
-        encode::bulk(&mut reply, text.as_bytes());
-        reply
-    }
-}
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -359,4 +172,184 @@ impl Gathers {
         }
         Flow::Next
     }
+}
+
+impl Gathers {
+    pub(super) fn client_command(
+        &mut self,
+        turn: &Turn,
+        up: &Upstreams,
+        down: &mut Downstreams,
+        hooks: &mut CommandHooks,
+        handle: Handle,
+        class: u8,
+        local: Local,
+        args: &Args<'_>,
+    ) -> Flow {
+        let arg = |index: usize| args.get(index).unwrap_or_default();
+        let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
+        let now_us = turn.now_us();
+        let routing = turn.routing().clone();
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        let mut out = Vec::new();
+        match local {
+            Local::ClientId => encode::integer(&mut out, client.details.id as i64),
+            Local::ClientGetname if client.details.name.is_empty() => encode::null(&mut out, client.resp3),
+            Local::ClientGetname => encode::bulk(&mut out, client.details.name.as_bytes()),
+            Local::ClientSetname => {
+                if !is_valid_name(arg(2)) {
+                    return down.refuse(turn, handle, class, INVALID_NAME);
+                }
+                client.details.name = String::from_utf8_lossy(arg(2)).into_owned();
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientSetinfo => {
+                let option = String::from_utf8_lossy(arg(2)).into_owned();
+                if !is_valid_name(arg(3)) {
+                    return down.refuse(
+                        turn,
+                        handle,
+                        class,
+                        &format!("ERR {option} cannot contain spaces, newlines or special characters."),
+                    );
+                }
+                let value = String::from_utf8_lossy(arg(3)).into_owned();
+                match option.to_ascii_lowercase().as_str() {
+                    "lib-name" => client.details.lib_name = value,
+                    "lib-ver" => client.details.lib_ver = value,
+                    _ => {
+                        return down.refuse(turn, handle, class, &format!("ERR Unrecognized option '{option}'"));
+                    }
+                }
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientInfo => {
+                let command = routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+                let Some(client) = down.get(handle) else { return Flow::Close };
+                let text = client.describe(now_us, command, is_dirty(turn, up, hooks, handle, client));
+                encode::verbatim(&mut out, text.as_bytes(), client.resp3);
+            }
+            Local::ClientNoEvict | Local::ClientNoTouch => {
+                let on = is(2, "ON");
+                if !on && !is(2, "OFF") {
+                    return down.refuse(turn, handle, class, "ERR syntax error");
+                }
+                if local == Local::ClientNoTouch {
+                    let keepers = routing.topology.nodes().filter(|node| turn.data_nodes().has(node.id));
+                    if on
+                        && !keepers
+                            .map(|node| node.id)
+                            .all(|id| turn.shared().with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
+                    {
+                        return down.refuse(turn, handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
+                    }
+                    client.no_touch = on;
+                } else {
+                    client.details.no_evict = on;
+                }
+                out.extend_from_slice(b"+OK\r\n");
+            }
+            Local::ClientReply => {
+                if is(2, "ON") {
+                    client.reply_mode = ReplyMode::On;
+                    out.extend_from_slice(b"+OK\r\n");
+                } else if is(2, "OFF") || is(2, "SKIP") {
+                    // Neither is answered. Otherwise a SKIP after OFF would turn replies on again.
+                    if is(2, "OFF") {
+                        client.reply_mode = ReplyMode::Off;
+                    } else if client.reply_mode == ReplyMode::On {
+                        client.reply_mode = ReplyMode::SkipNext;
+                    }
+                    return Flow::Next;
+                } else {
+                    return down.refuse(turn, handle, class, "ERR syntax error");
+                }
+            }
+            Local::ClientHelp => {
+                encode::header(&mut out, b'*', HELP.len());
+                for line in HELP {
+                    encode::simple(&mut out, line);
+                }
+            }
+            Local::ClientList => {
+                return match list_filter(args) {
+                    Ok(filter) => self.query_workers(
+                        turn,
+                        down,
+                        handle,
+                        class,
+                        filter,
+                        Aggregation::ClientList,
+                        |filter, from, gather, part| Message::List { filter, from, gather, part },
+                    ),
+                    Err(error) => down.refuse(turn, handle, class, &error),
+                };
+            }
+            Local::ClientKill => {
+                let id = client.details.id;
+                return match kill_filter(args, id, &routing.live.users) {
+                    // The filter may match this client: its later commands are executed only if it does not.
+                    Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
+                        Flow::Stall(Stall::Barrier)
+                    }
+                    Ok((filter, whole)) => {
+                        self.query_workers(turn, down, handle, class, filter, whole, |filter, from, gather, part| {
+                            Message::Kill { filter, from, gather, part }
+                        })
+                    }
+                    Err(error) => down.refuse(turn, handle, class, &error),
+                };
+            }
+            Local::ClientUnblock => {
+                let Some(id) = parse::<i64>(arg(2)) else {
+                    return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
+                };
+                if args.len() > 4 {
+                    return down.refuse(
+                        turn,
+                        handle,
+                        class,
+                        "ERR unknown subcommand or wrong number of arguments for 'UNBLOCK'. Try CLIENT HELP.",
+                    );
+                }
+                let error = is(3, "ERROR");
+                if args.len() == 4 && !error && !is(3, "TIMEOUT") {
+                    return down.refuse(turn, handle, class, "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR");
+                }
+                let id = id as u64;
+                let whole = Aggregation::Merged(switchyard_resp::command::Merge::Sum);
+                return self.query_workers(
+                    turn,
+                    down,
+                    handle,
+                    class,
+                    ClientFilter::default(),
+                    whole,
+                    |_, from, gather, part| Message::Unblock { id, error, from, gather, part },
+                );
+            }
+            // CLIENT CAPA announces support of redirects, which the router never sends.
+            _ => out.extend_from_slice(b"+OK\r\n"),
+        }
+        down.answer(turn, handle, class, &out);
+        Flow::Next
+    }
+}
+
+/// Returns the matching clients of this worker, as a text reply.
+pub(super) fn list_clients(
+    turn: &Turn,
+    up: &Upstreams,
+    down: &Downstreams,
+    hooks: &CommandHooks,
+    filter: &ClientFilter,
+) -> Vec<u8> {
+    let mut text = String::new();
+    for (handle, client) in down.iter().filter(|(_, c)| matches(turn, c, filter)) {
+        let command = turn.routing().commands.get(client.last_command).map_or("NULL", |c| &c.name);
+        text.push_str(&client.describe(turn.now_us(), command, is_dirty(turn, up, hooks, handle, client)));
+    }
+    let mut reply = Vec::new();
+    encode::bulk(&mut reply, text.as_bytes());
+    reply
 }

@@ -18,17 +18,17 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::Stall;
 use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::Stall;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::gather::Gathers;
 
 /// Error of a server without cluster support.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
@@ -240,7 +240,11 @@ fn members(turn: &Turn, down: &Downstreams, routing: &RoutingSnapshot, handle: H
 }
 
 impl Gathers {
-    pub(super) fn cluster(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot,
+    pub(super) fn cluster(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -308,7 +312,15 @@ impl Gathers {
         Flow::Next
     }
 
-    fn keys_in_slot(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn keys_in_slot(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        args: &Args<'_>,
+    ) -> Flow {
         let number = |index: usize| args.get(index).and_then(parse::<i64>);
         let Some(slot) = number(2) else {
             return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, glob, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, FanOut, Gathers};
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -28,9 +29,6 @@ use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::gather::FanOut;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
@@ -108,7 +106,6 @@ impl MultiStepCommand for ConfigGet {
 }
 
 impl Worker {
-
     pub(super) fn config_set(
         &mut self,
         routing: &RoutingSnapshot,
@@ -163,7 +160,18 @@ impl Worker {
                 return Flow::Stall(Stall::Barrier);
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
-            return self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Unanimous, requests: vec![raw.to_vec()], class, whole: Aggregation::Merged(switchyard_resp::command::Merge::Same) });
+            return self.gathers.fan_out(
+                &self.turn,
+                &mut self.down,
+                FanOut {
+                    client: handle,
+                    lane: Lane::Main,
+                    reach: FanOutScope::Unanimous,
+                    requests: vec![raw.to_vec()],
+                    class,
+                    whole: Aggregation::Merged(switchyard_resp::command::Merge::Same),
+                },
+            );
         }
         let mut numbers = Vec::with_capacity(own.len());
         for (settable, value) in own.iter().zip(args.iter().skip(3).step_by(2)) {
@@ -240,7 +248,11 @@ fn own_settings(turn: &Turn, live: &RuntimeSettings) -> Vec<(&'static str, Strin
 }
 
 impl Gathers {
-    pub(super) fn config_get(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot,
+    pub(super) fn config_get(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
         handle: Handle,
         class: u8,
         raw: &[u8],

@@ -17,7 +17,10 @@ use switchyard_resp::command::{Command, Flags, is_option};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
+use super::keyed::CommandHooks;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::overrides::bring_together;
 use super::turn::Turn;
@@ -27,9 +30,6 @@ use super::upstreams::link::MULTI;
 use super::wait::Since;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::keyed::CommandHooks;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -343,7 +343,12 @@ static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 impl Gathers {
     /// Executes a command with the keys at `self.keys`, which are in several slots or at several nodes.
     #[cold]
-    pub(super) fn cross_slot(&mut self, turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, routing: &RoutingSnapshot,
+    pub(super) fn cross_slot(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        hooks: &mut CommandHooks,
+        routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -401,8 +406,7 @@ impl Gathers {
             if node != target {
                 try_first |= version(node) != version(target);
                 let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
-                let temporary =
-                    format!("switchyard:temporary:{}:{number}", turn.shared().incarnation).into_bytes();
+                let temporary = format!("switchyard:temporary:{}:{number}", turn.shared().incarnation).into_bytes();
                 foreign.push(Foreign { index, node, temporary, payload: None, ttl: 0 });
             }
         }

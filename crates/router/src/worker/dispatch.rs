@@ -15,20 +15,19 @@ use switchyard_resp::request::Args;
 use super::clients::Downstreams;
 use super::colocate::wait_for_colocation;
 use super::cross_slot::spans_slots;
-use super::double_read::double_read;
 use super::fan_out::FanOutScope;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, FanOut};
 use super::hot_copies::{copied, copies_of};
-use super::login::guard;
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
-use super::login::guarded;
+use super::login::{guard, guarded};
 use super::monitor::{Monitors, gate_monitor};
+use super::outage::Needs;
 use super::overrides::undeclared_text;
 use super::pause::Pauses;
 use super::pubsub::clients::note_own_publish;
 use super::pubsub::commands::gate_subscriber;
-use super::queueing::abort_transaction;
-use super::quiesce::wait_to_change_functions;
+use super::queueing::{abort_transaction, wrong_arity};
+use super::quiesce::{flush_quietly, look_quietly, wait_to_change_functions};
 use super::tracking::Tracking;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
@@ -42,11 +41,6 @@ use crate::settings::Reads;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::queueing::wrong_arity;
-use crate::worker::outage::Needs;
-use crate::worker::gather::FanOut;
-use crate::worker::quiesce::flush_quietly;
-use crate::worker::quiesce::look_quietly;
 
 /// Result of the dispatch of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +116,7 @@ impl Worker {
                 }
                 Transit::Instead(flow) => return flow,
                 Transit::Ask(asks) => {
-                    let flow = double_read(self, handle, command, &asks, raw);
+                    let flow = self.gathers.double_read(&self.turn, &mut self.down, handle, command, &asks, raw);
                     executed(
                         &self.turn,
                         &mut self.down,
@@ -284,7 +278,15 @@ impl Worker {
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
-                        return match self.gathers.cross_slot(&self.turn, &mut self.down, &mut self.hooks, routing, handle, command, args) {
+                        return match self.gathers.cross_slot(
+                            &self.turn,
+                            &mut self.down,
+                            &mut self.hooks,
+                            routing,
+                            handle,
+                            command,
+                            args,
+                        ) {
                             Ok(flow) => flow,
                             Err(node) => self.forward(handle, command, args, node, raw),
                         };
@@ -535,7 +537,7 @@ impl Worker {
                     encode::bulk(&mut request, args.get(index + offset).unwrap_or_default());
                 }
             }
-            self.send_part(gather, number as u32, part.node, Lane::Main, &request, class);
+            self.send_parts(gather, number as u32, part.node, Lane::Main, &[&request], class);
         }
         Flow::Next
     }
@@ -562,15 +564,47 @@ impl Worker {
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        if let Some(flow) = self.every_script(handle, lane, command, args) {
+        if let Some(flow) = self.gathers.every_script(
+            &self.turn,
+            &self.up,
+            &mut self.down,
+            &mut self.hooks,
+            handle,
+            lane,
+            command,
+            args,
+        ) {
             return flow;
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
         let waits = self.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
         if waits || !self.turn.routing().moves.by_id.is_empty() || !self.turn.routing().topology.is_settled() {
             match &*command.name {
-                "FLUSHALL" | "FLUSHDB" => return flush_quietly(&self.turn, &mut self.down, &mut self.gathers, &mut self.quiesce, handle, lane, raw, command.class() as u8),
-                "DBSIZE" | "KEYS" => return look_quietly(&self.turn, &mut self.down, &mut self.gathers, &mut self.quiesce, handle, lane, merge, raw, command.class() as u8),
+                "FLUSHALL" | "FLUSHDB" => {
+                    return flush_quietly(
+                        &self.turn,
+                        &mut self.down,
+                        &mut self.gathers,
+                        &mut self.quiesce,
+                        handle,
+                        lane,
+                        raw,
+                        command.class() as u8,
+                    );
+                }
+                "DBSIZE" | "KEYS" => {
+                    return look_quietly(
+                        &self.turn,
+                        &mut self.down,
+                        &mut self.gathers,
+                        &mut self.quiesce,
+                        handle,
+                        lane,
+                        merge,
+                        raw,
+                        command.class() as u8,
+                    );
+                }
                 _ => {}
             }
         }
@@ -588,7 +622,11 @@ impl Worker {
             _ if command.flags.has(Flags::READONLY) => Aggregation::Read(merge),
             _ => Aggregation::Merged(merge),
         };
-        self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach, requests: vec![raw.to_vec()], class: command.class() as u8, whole })
+        self.gathers.fan_out(
+            &self.turn,
+            &mut self.down,
+            FanOut { client: handle, lane, reach, requests: vec![raw.to_vec()], class: command.class() as u8, whole },
+        )
     }
 }
 

@@ -15,10 +15,12 @@ use switchyard_resp::request::Args;
 
 use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::downstream::Repeat;
-use super::gather::Aggregation;
+use super::downstream::{Client, Repeat};
+use super::gather::{Aggregation, Gathers};
 use super::large::LargeKeys;
+use super::multi_step::StepRequest;
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
 use super::{Stall, Worker};
@@ -52,26 +54,23 @@ const fn lane_of(command: &Command) -> Lane {
 
 /// Returns the nodes for a double read, if the command may use one instead of waiting.
 pub(super) fn may_double_read(
-    worker: &mut Worker,
+    turn: &Turn,
+    up: &mut Upstreams,
     routing: &RoutingSnapshot,
-    handle: Handle,
+    client: &Client,
     command: &Command,
-    args: &Args<'_>,
     look: &KeyLookup<SharedLeg>,
 ) -> Option<Asks> {
     let (nodes, processes) = look.double_read(&routing.topology)?;
-    let client = worker.down.get(handle)?;
     // A command that has already waited will get its key soon.
-    if client.moving.is_some() || !worker.large_keys.reads_one_key(&worker.down, handle, command, args) {
+    if client.moving.is_some() {
         return None;
     }
     let resp3 = client.resp3;
     for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
-        let link = worker.up.shared_link(&worker.turn, node, lane_of(command), resp3);
+        let link = up.shared_link(turn, node, lane_of(command), resp3);
         // A process other than the leg's may have stale data.
-        worker
-            .up
-            .get(link)
+        up.get(link)
             .filter(|link| link.phase() == Phase::Up && link.takes_commands() && link.run_id() == Some(process))?;
     }
     Some(Asks { nodes: nodes.to_vec(), as_published: false })
@@ -87,27 +86,6 @@ pub(super) fn fetch_sampled(turn: &Turn, routing: &RoutingSnapshot, look: &KeyLo
     {
         mover.notify(MoverMessage::Wanted { leg, keys: vec![key] });
     }
-}
-
-/// Sends the reads.
-pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command, asks: &Asks, raw: &[u8]) -> Flow {
-    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
-    if client.in_flight() > 0 {
-        return Flow::Stall(Stall::Barrier);
-    }
-    client.lane = Lane::Rounds;
-    let class = command.class() as u8;
-    let Asks { nodes, as_published } = asks;
-    let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };
-    let Some(gather) = worker.gathers.begin_gather(&worker.turn, &mut worker.down, handle, class, nodes.len(), whole)
-    else {
-        return Flow::Close;
-    };
-    worker.turn.counters().double_reads.add(u64::from(nodes.len() > 1));
-    for (part, node) in nodes.iter().enumerate() {
-        worker.send_part(gather, part as u32, *node, lane_of(command), raw, class);
-    }
-    Flow::Next
 }
 
 /// Handles the replies of the source and target, or of the target alone.
@@ -129,7 +107,7 @@ pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Pendin
 
 impl LargeKeys {
     /// Whether a command only reads one key and may be sent to two nodes.
-    pub(super) fn reads_one_key(&self, down: &Downstreams, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn reads_one_key(&self, client: &Client, command: &Command, args: &Args<'_>) -> bool {
         let is_read = command.flags.has(Flags::READONLY)
             && !command.flags.has(Flags::SCRIPT)
             && !command.flags.has(Flags::BLOCKING);
@@ -137,7 +115,35 @@ impl LargeKeys {
         let can_be =
             is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
         let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
-        let is_free = down.get(handle).is_some_and(|client| !client.in_multi);
-        key.is_some_and(|key| is_free && !self.suggests(command, key))
+        key.is_some_and(|key| !client.in_multi && !self.suggests(command, key))
+    }
+}
+
+impl Gathers {
+    /// Sends the reads.
+    pub(super) fn double_read(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        command: &Command,
+        asks: &Asks,
+        raw: &[u8],
+    ) -> Flow {
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.lane = Lane::Rounds;
+        let class = command.class() as u8;
+        let Asks { nodes, as_published } = asks;
+        let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };
+        let Some(gather) = self.begin_gather(turn, down, handle, class, nodes.len(), whole) else {
+            return Flow::Close;
+        };
+        turn.counters().double_reads.add(u64::from(nodes.len() > 1));
+        let step = |node: &NodeId| StepRequest { node: *node, lane: lane_of(command), requests: vec![raw.to_vec()] };
+        self.send_round(gather, nodes.iter().map(step).collect(), class);
+        Flow::Next
     }
 }

@@ -10,15 +10,15 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::Stall;
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;
@@ -59,7 +59,11 @@ impl MultiStepCommand for Page {
 
 impl Gathers {
     /// Requests a page from the key's node. `None`: the node replies to the command as it is.
-    pub(super) fn element_scan(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle,
+    pub(super) fn element_scan(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
         command: &Command,
         node: NodeId,
         raw: &[u8],
@@ -86,7 +90,9 @@ impl Gathers {
                 }
             }
         }
-        Some(self.begin_rounds(turn, down, 
+        Some(self.begin_rounds(
+            turn,
+            down,
             handle,
             command.class() as u8,
             Box::new(Page { node }),

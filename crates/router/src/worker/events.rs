@@ -24,10 +24,13 @@
 
 use switchyard_resp::encode;
 
+use super::clients::ClientEvent;
 use super::downstream::{Client, Stall};
 use super::monitor::end_monitor;
 use super::outage::dispatch_waiting;
+use super::pubsub::nodes::needs_pubsub_link;
 use super::reissued::leave_line;
+use super::transactions::fail_watch;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Purpose};
@@ -35,9 +38,6 @@ use super::upstreams::{Event, Origin};
 use super::wait::forget_waiting;
 use super::{Worker, hot_copies};
 use crate::slab::Handle;
-use crate::worker::clients::ClientEvent;
-use crate::worker::transactions::fail_watch;
-use crate::worker::pubsub::nodes::needs_pubsub_link;
 
 impl Worker {
     /// Handles the events of connections.
@@ -219,7 +219,9 @@ impl Worker {
             Purpose::Look => self.on_look(pending.who, pending.seq, error),
             // After a lost connection, its topics are handled together.
             Purpose::Subscribe if is_up => self.pubsub.subscribe_timed_out(pending.who, node),
-            Purpose::Track if is_up => self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, error),
+            Purpose::Track if is_up => {
+                self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, error)
+            }
             Purpose::Fill => hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, error, true),
             Purpose::Sync => self.pubsub.unsubscribe_synced(&self.turn, &mut self.down, pending.who, pending.seq),
             Purpose::Discarded

@@ -11,27 +11,26 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::clients::Downstreams;
+use super::dispatch::Flow;
 use super::double_read::{PendingDoubleRead, end_double_read};
 use super::fan_out::FanOutScope;
 use super::info::{Digest, info_text};
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::local::other_database;
 use super::multi_local::deliver_joined;
-use super::multi_step::{MultiStepCommand, Next};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::pubsub::Kind;
 use super::quiesce::QuiesceWait;
+use super::stale_replies::{is_silent, timeout_of};
 use super::tracking::Options;
 use super::transactions::no_multi_text;
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
 use super::{Worker, memory_stats};
 use crate::slab::{Handle, Slab};
-use crate::worker::stale_replies::timeout_of;
-use crate::worker::stale_replies::is_silent;
-use crate::worker::dispatch::Flow;
-use crate::worker::multi_step::StepRequest;
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
 pub(super) const TOO_LARGE: &str = "ERR the nodes' replies together are larger than output-limit";
@@ -116,6 +115,8 @@ pub(super) struct Gathers {
     info: Option<Box<Digest>>,
     /// Recorded requests to nodes, in order.
     requests: VecDeque<GatherRequest>,
+    /// Counter for choices by chance.
+    random: u64,
 }
 
 /// Requests of a gather to nodes. A command only records them; they are sent before the next command of its client.
@@ -140,7 +141,7 @@ pub(super) struct FanOut {
 
 impl Gathers {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), info: None, requests: VecDeque::new() }
+        Self { all: Slab::new(), info: None, requests: VecDeque::new(), random: 0 }
     }
 
     pub(super) fn get(&self, handle: Handle) -> Option<&Gather> {
@@ -165,6 +166,12 @@ impl Gathers {
         !self.requests.is_empty()
     }
 
+    /// Returns a number that differs from the last one.
+    pub(super) fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(1);
+        self.random
+    }
+
     /// Records the parts of a gather.
     pub(super) fn send_round(&mut self, gather: Handle, steps: Vec<StepRequest>, class: u8) {
         self.requests.push_back(GatherRequest::Round { gather, steps, class });
@@ -183,7 +190,7 @@ impl Gathers {
     }
 
     /// Last results of INFO from the nodes.
-    pub(super) fn info(&self) -> Option<&Digest> {
+    pub(super) fn last_info(&self) -> Option<&Digest> {
         self.info.as_deref()
     }
 }
@@ -240,11 +247,6 @@ impl Gather {
 }
 
 impl Worker {
-    /// Sends one part to a node.
-    pub(super) fn send_part(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, request: &[u8], class: u8) {
-        self.send_parts(gather, part, node, lane, &[request], class);
-    }
-
     /// Sends several requests to a node together; the reply to the last is the part.
     pub(super) fn send_parts<R: AsRef<[u8]>>(
         &mut self,
@@ -393,7 +395,9 @@ impl Worker {
         let (client, seq) = (gather.client, gather.seq);
         let Some(resp3) = self.down.get(client).map(|c| c.resp3) else { return };
         let gather = match gather {
-            Gather { whole: Aggregation::Rounds(_), .. } => return self.end_round(gather, resp3),
+            Gather { whole: Aggregation::Rounds(_), .. } => {
+                return self.gathers.end_round(&self.turn, &self.up, &mut self.down, gather, resp3);
+            }
             Gather { whole: Aggregation::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
                 return end_double_read(
@@ -411,23 +415,6 @@ impl Worker {
         };
         let whole = self.gathers.merge(&self.turn, &mut self.down, gather, resp3);
         deliver_joined(&self.turn, &mut self.down, client, seq, &whole);
-    }
-
-    fn end_round(&mut self, mut gather: Gather, resp3: bool) {
-        let parts = gather.parts.drain(..).flatten().collect();
-        let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
-        match procedure.next(&self.turn, &self.up, resp3, parts) {
-            Next::Done(reply) => deliver_joined(&self.turn, &mut self.down, gather.client, gather.seq, &reply),
-            Next::Round(asks) => {
-                gather.parts = vec![None; asks.len()];
-                gather.left = asks.len();
-                gather.nodes.clear();
-                gather.bytes = 0;
-                let class = gather.class;
-                let handle = self.gathers.all.insert(gather);
-                self.gathers.send_round(handle, asks, class);
-            }
-        }
     }
 }
 
@@ -629,6 +616,25 @@ impl Gathers {
             }
         }
         out
+    }
+}
+
+impl Gathers {
+    fn end_round(&mut self, turn: &Turn, up: &Upstreams, down: &mut Downstreams, mut gather: Gather, resp3: bool) {
+        let parts = gather.parts.drain(..).flatten().collect();
+        let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
+        match procedure.next(turn, up, resp3, parts) {
+            Next::Done(reply) => deliver_joined(turn, down, gather.client, gather.seq, &reply),
+            Next::Round(asks) => {
+                gather.parts = vec![None; asks.len()];
+                gather.left = asks.len();
+                gather.nodes.clear();
+                gather.bytes = 0;
+                let class = gather.class;
+                let handle = self.all.insert(gather);
+                self.send_round(handle, asks, class);
+            }
+        }
     }
 }
 

@@ -475,7 +475,7 @@ pub(super) fn fill_too_large(turn: &Turn, down: &mut Downstreams, hooks: &mut Co
 }
 
 /// Ends a client's wait for a fill.
-fn go_on(turn: &Turn, down: &mut Downstreams, handle: Handle) {
+pub(super) fn go_on(turn: &Turn, down: &mut Downstreams, handle: Handle) {
     if let Some(client) = down.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
         client.has_waited_for_fill = true;
         // The same command will be dispatched again.
@@ -621,26 +621,25 @@ fn send_beats(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
     }
 }
 
-/// Performs periodic work.
-pub(super) fn tick(worker: &mut Worker) {
-    let Worker { hooks: observers, up, turn, .. } = &mut *worker;
-    let hot = &mut observers.hot;
+/// Performs periodic work. Returns the clients that have waited long enough for a fill: their nodes answer.
+pub(super) fn tick(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) -> Vec<Handle> {
+    let hot = &mut hooks.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| up.zombies.count_at(node) == 0);
     }
     turn.counters().hot.in_doubt.set(hot.holds.in_doubt() as u64);
-    worker.hooks.look_at_load(&worker.turn);
-    if worker.hooks.hot.generation == 0 {
-        return;
+    hooks.look_at_load(turn);
+    if hooks.hot.generation == 0 {
+        return Vec::new();
     }
-    send_beats(&worker.turn, &mut worker.up, &mut worker.hooks);
-    let generation = worker.hooks.hot.generation;
-    let is_drained = worker.hooks.hot.drained.iter().all(|oldest| *oldest == generation);
-    if !is_drained || worker.hooks.hot.drained.len() != worker.turn.routing().topology.node_id_bound() {
-        publish_drained(&worker.turn, &mut worker.up, &mut worker.hooks);
+    send_beats(turn, up, hooks);
+    let generation = hooks.hot.generation;
+    let is_drained = hooks.hot.drained.iter().all(|oldest| *oldest == generation);
+    if !is_drained || hooks.hot.drained.len() != turn.routing().topology.node_id_bound() {
+        publish_drained(turn, up, hooks);
     }
-    let hot = &mut worker.hooks.hot;
-    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(worker.turn.now_us().saturating_sub(TIMEOUT_US)).collect();
+    let hot = &mut hooks.hot;
+    let late: Vec<(u32, NodeId)> = hot.copies.fills_before(turn.now_us().saturating_sub(TIMEOUT_US)).collect();
     hot.slow_nodes.clear();
     let mut clients = Vec::new();
     for (number, node) in late {
@@ -649,11 +648,11 @@ pub(super) fn tick(worker: &mut Worker) {
         }
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
-    clients.into_iter().for_each(|client| go_on(&worker.turn, &mut worker.down, client));
-    if worker.turn.now_us() >= worker.hooks.hot.sweeps_at_us {
-        worker.hooks.hot.sweeps_at_us = worker.turn.now_us() + SWEEP_US;
-        sweep(&worker.turn, &mut worker.up, &mut worker.hooks);
+    if turn.now_us() >= hooks.hot.sweeps_at_us {
+        hooks.hot.sweeps_at_us = turn.now_us() + SWEEP_US;
+        sweep(turn, up, hooks);
     }
+    clients
 }
 
 /// Drops unused copies, and reports used keys to their nodes, which would otherwise consider them idle and evict them

@@ -23,12 +23,12 @@ const REQUEST_MAX: usize = 1 << 30;
 
 impl Worker {
     /// Reads once. The rest is read in the next turn, so that one busy client does not delay others.
-    pub(super) fn read_client(&mut self, handle: Handle) {
+    pub(super) fn read_client(&mut self, handle: Handle, buffer: &mut [u8]) {
         let Some(client) = self.down.get_mut(handle) else { return };
         client.readable = true;
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
-                self.discard_input(handle);
+                discard_input(&self.turn, &mut self.down, handle, buffer);
             } else if (client.stall == Stall::Blocked || client.is_reissued()) && client.hangup || is_abandoned(client)
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
@@ -39,9 +39,8 @@ impl Worker {
         }
         self.sender.batching.note(client);
         client.last_used_us = self.turn.now_us();
-        let mut buffer = std::mem::take(&mut self.read_buffer);
         let handshaking = client.is_handshaking();
-        let read = transport::receive(&client.fd, &mut client.tls, &mut buffer);
+        let read = transport::receive(&client.fd, &mut client.tls, buffer);
         match read {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
@@ -73,24 +72,6 @@ impl Worker {
                 self.down.close_client(&self.turn, handle);
             }
         }
-        self.read_buffer = buffer;
-    }
-
-    /// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.
-    fn discard_input(&mut self, handle: Handle) {
-        let Some(client) = self.down.get_mut(handle) else { return };
-        let mut buffer = std::mem::take(&mut self.read_buffer);
-        // Below TLS, because the content is ignored.
-        let is_over = match rustix::net::recv(&client.fd, &mut buffer[..], RecvFlags::empty()) {
-            // The client may still read pending replies.
-            Ok((_, 0)) => client.in_flight() == 0 && client.unsent() == 0,
-            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-            Err(_) => true,
-        };
-        if is_over {
-            self.down.close_client(&self.turn, handle);
-        }
-        self.read_buffer = buffer;
     }
 
     fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
@@ -334,11 +315,28 @@ impl Worker {
         client.reply_mode = ReplyMode::On;
         let mut reply = Vec::new();
         switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
-        match self.give_up_upload(handle) {
+        // The rest of an upload is not sent, and its reply is not awaited.
+        let upload = client.upload.take().and_then(|upload| upload.link);
+        match upload.and_then(|link| self.up.give_up_upload(link)) {
             Some(seq) => self.down.deliver(&self.turn, handle, seq, &reply),
             None => self.down.answer(&self.turn, handle, 0, &reply),
         }
         self.down.close_after_replies(handle);
+    }
+}
+
+/// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.
+fn discard_input(turn: &Turn, down: &mut Downstreams, handle: Handle, buffer: &mut [u8]) {
+    let Some(client) = down.get_mut(handle) else { return };
+    // Below TLS, because the content is ignored.
+    let is_over = match rustix::net::recv(&client.fd, &mut *buffer, RecvFlags::empty()) {
+        // The client may still read pending replies.
+        Ok((_, 0)) => client.in_flight() == 0 && client.unsent() == 0,
+        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+        Err(_) => true,
+    };
+    if is_over {
+        down.close_client(turn, handle);
     }
 }
 

@@ -205,16 +205,6 @@ impl Worker {
         Ok((taken, done))
     }
 
-    /// Abandons an incomplete upload: its node never gets the rest, and never replies. Returns the number of the
-    /// command, whose reply is pending. The connection ends with the client, after the replies to earlier commands on
-    /// it.
-    pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
-        let upload = self.down.get_mut(handle)?.upload.take()?;
-        let pending = self.up.get_mut(upload.link?)?.last_mut()?;
-        pending.purpose = Purpose::Discarded;
-        Some(pending.seq)
-    }
-
     /// Sends a complete request on an exclusive connection.
     pub(super) fn forward_large(
         &mut self,
@@ -264,7 +254,6 @@ impl Worker {
             Acquired::Wait => None,
         }
     }
-
 
     /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
     /// flight, which would overtake it.

@@ -8,18 +8,18 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
-use super::gather::{Aggregation, with_doubt};
+use super::gather::{Aggregation, FanOut, Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::quiesce::QuiesceWait;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::wait::Since;
-use super::{Stall, Worker};
 use crate::slab::Handle;
-use crate::worker::gather::FanOut;
 
 /// Suffix of a node's error if another node could not be restored.
 const KEPT: &[u8] = b"; another node has accepted it, and its previous state could not be restored";
@@ -104,23 +104,45 @@ fn unchanged_error(error: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Changes the libraries of all nodes, or of none.
-pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
-    let nodes = worker.up.reachable(&worker.turn);
-    let now_us = worker.turn.now_us();
-    let since = Since::now(worker.turn.shared(), worker.turn.routing());
-    let Some(client) = worker.down.get_mut(handle) else { return Flow::Close };
-    nodes.iter().for_each(|node| client.written.add(*node, since));
-    if nodes.len() == 1 {
-        return worker.gathers.fan_out(&worker.turn, &mut worker.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests: vec![request], class, whole: Aggregation::Merged(Merge::Same) });
+impl Gathers {
+    /// Changes the libraries of all nodes, or of none.
+    pub(super) fn change_libraries(
+        &mut self,
+        turn: &Turn,
+        up: &Upstreams,
+        down: &mut Downstreams,
+        handle: Handle,
+        lane: Lane,
+        class: u8,
+        request: Vec<u8>,
+    ) -> Flow {
+        let nodes = up.reachable(turn);
+        let now_us = turn.now_us();
+        let since = Since::now(turn.shared(), turn.routing());
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        nodes.iter().for_each(|node| client.written.add(*node, since));
+        if nodes.len() == 1 {
+            return self.fan_out(
+                turn,
+                down,
+                FanOut {
+                    client: handle,
+                    lane,
+                    reach: FanOutScope::Everybody,
+                    requests: vec![request],
+                    class,
+                    whole: Aggregation::Merged(Merge::Same),
+                },
+            );
+        }
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.wrote_us = now_us;
+        let mut look = Vec::new();
+        encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
+        let asks = nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![look.clone()] }).collect();
+        let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.quieting.take() };
+        self.begin_alone(turn, down, handle, class, Box::new(change), asks)
     }
-    if client.in_flight() > 0 {
-        return Flow::Stall(Stall::Barrier);
-    }
-    client.wrote_us = now_us;
-    let mut look = Vec::new();
-    encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
-    let asks = nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![look.clone()] }).collect();
-    let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.quieting.take() };
-    worker.gathers.begin_alone(&worker.turn, &mut worker.down, handle, class, Box::new(change), asks)
 }

@@ -17,11 +17,14 @@ use super::cluster::cluster_mode;
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
 use super::fan_out::FanOutScope;
-use super::gather::{Aggregation, Gathers};
+use super::gather::{Aggregation, FanOut, Gathers};
 use super::login::{Login, become_user, login};
 use super::monitor::end_monitor;
 use super::slowlog::{slowlog, slowlog_details};
+use super::tracking::commands::tracking_command;
+use super::transactions::discard;
 use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
 use super::{Stall, Worker};
@@ -30,9 +33,6 @@ use crate::operator::{CallingClient, OperatorCommand};
 use crate::settings::RuntimeSettings;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::transactions::discard;
-use crate::worker::tracking::commands::tracking_command;
-use crate::worker::gather::FanOut;
 
 impl Worker {
     pub(super) fn local(
@@ -118,16 +118,29 @@ impl Worker {
             Local::Role => {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
-            Local::ConfigGet => return self.gathers.config_get(&self.turn, &mut self.down, routing, handle, class, raw, args),
+            Local::ConfigGet => {
+                return self.gathers.config_get(&self.turn, &mut self.down, routing, handle, class, raw, args);
+            }
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
                 *lock(&self.turn.shared().errors_before) = Errors::of_all(&self.turn.shared().counters);
-                return self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Everybody, requests: vec![raw.to_vec()], class, whole: Aggregation::Merged(switchyard_resp::command::Merge::Same) });
+                return self.gathers.fan_out(
+                    &self.turn,
+                    &mut self.down,
+                    FanOut {
+                        client: handle,
+                        lane: Lane::Main,
+                        reach: FanOutScope::Everybody,
+                        requests: vec![raw.to_vec()],
+                        class,
+                        whole: Aggregation::Merged(switchyard_resp::command::Merge::Same),
+                    },
+                );
             }
             Local::Scan => return self.gathers.scan(&self.turn, &mut self.down, routing, handle, class, args),
-            Local::RandomKey => return self.random_key(handle, class),
+            Local::RandomKey => return self.gathers.random_key(&self.turn, &mut self.down, handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
                 return slowlog(&self.turn, &mut self.down, &mut self.hooks, handle, class, local, args);
             }
@@ -136,7 +149,7 @@ impl Worker {
             Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
             Local::Info => {
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
-                return self.info(routing, handle, class, sections);
+                return self.gathers.info(&self.turn, &self.up, &mut self.down, routing, handle, class, sections);
             }
             Local::Lolwut => {
                 let text = format!(
@@ -146,7 +159,9 @@ impl Worker {
                 );
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
-            Local::Switchyard => return self.switchyard(routing, handle, class, args),
+            Local::Switchyard => {
+                return self.gathers.switchyard(&self.turn, &self.up, &mut self.down, routing, handle, class, args);
+            }
             Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Unwatch => {
                 return self.transaction(routing, handle, local, command, raw, args);
             }
@@ -179,7 +194,16 @@ impl Worker {
             | Local::PubsubShardchannels
             | Local::PubsubShardnumsub => return self.dispatch_pubsub(routing, handle, command, local, raw, args),
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
-                return tracking_command(&self.turn, &mut self.down, &mut self.gathers, &mut self.tracking, handle, class, local, args);
+                return tracking_command(
+                    &self.turn,
+                    &mut self.down,
+                    &mut self.gathers,
+                    &mut self.tracking,
+                    handle,
+                    class,
+                    local,
+                    args,
+                );
             }
             Local::Monitor => return self.gathers.monitor(&self.turn, &mut self.down, handle, class),
             Local::ClientPause => {
@@ -206,122 +230,17 @@ impl Worker {
             | Local::ClientNoTouch
             | Local::ClientHelp
             | Local::ClientUnblock
-            | Local::ClientCapa => return self.client_command(handle, class, local, args),
-        }
-        self.down.answer(&self.turn, handle, class, &out);
-        Flow::Next
-    }
-
-
-    /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
-    fn switchyard(&mut self, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let resp3 = self.down.get(handle).is_some_and(|c| c.resp3);
-        let mut out = Vec::new();
-        let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
-        match subcommand.as_deref() {
-            Some(
-                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
-                | "AUTOMATION" | "AUTOSCALE",
-            ) => {
-                return self.gathers.query_operator(&self.turn, &mut self.down, handle, class, args);
-            }
-            Some("NODES") if args.len() > 2 => {
-                return self.gathers.query_operator(&self.turn, &mut self.down, handle, class, args);
-            }
-            Some("NODES") => {
-                encode::header(&mut out, b'*', routing.topology.nodes().len());
-                for node in routing.topology.nodes() {
-                    let facts = self.turn.shared().with_facts(node.id, |f| f.clone());
-                    let up = self.up.iter().any(|(_, l)| l.node() == node.id && l.phase() == Phase::Up);
-                    encode::map(&mut out, 5, resp3);
-                    let fields = [
-                        ("node", node.name.clone()),
-                        (
-                            "link",
-                            if up {
-                                "up".into()
-                            } else {
-                                facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}"))
-                            },
-                        ),
-                        ("version", format!("{} {}", facts.flavour, facts.version)),
-                        ("run_id", facts.run_id.as_deref().unwrap_or("").to_string()),
-                    ];
-                    for (name, value) in fields {
-                        encode::bulk(&mut out, name.as_bytes());
-                        encode::bulk(&mut out, value.as_bytes());
-                    }
-                    encode::bulk(&mut out, b"slots");
-                    encode::integer(&mut out, routing.topology.slots_of(node.id) as i64);
-                }
-            }
-            Some("STATUS") | None => {
-                encode::map(&mut out, 5, resp3);
-                let clients = self.turn.shared().clients.load(std::sync::atomic::Ordering::Relaxed);
-                let fields = [
-                    ("epoch", routing.topology.epoch()),
-                    ("nodes", routing.topology.nodes().len() as u64),
-                    ("workers", self.turn.shared().mailboxes.len() as u64),
-                    ("clients", clients as u64),
-                    ("uptime_s", self.turn.shared().uptime().as_secs()),
-                ];
-                for (name, value) in fields {
-                    encode::bulk(&mut out, name.as_bytes());
-                    encode::integer(&mut out, value as i64);
-                }
-            }
-            Some("SLOWLOG") => slowlog_details(&self.turn, args, resp3, &mut out),
-            Some("HELP") => {
-                let lines = [
-                    "SWITCHYARD <subcommand>. Subcommands are:",
-                    "STATUS",
-                    "    Epoch of the topology, nodes, workers, clients, uptime.",
-                    "NODES",
-                    "    Every node: link, version, run_id, slots.",
-                    "NODES ADD <address> [REBALANCE] [ALLOW-LIMITS] | NODES DRAIN <address> [DRY-RUN] | NODES UNDRAIN <address> | NODES REMOVE <address>",
-                    "    Add a node, move everything away from one, allow slots on it again, remove one that owns no slots.",
-                    "SLOTS",
-                    "    The slot map: ranges by node, slots in transit, placement overrides.",
-                    "WHERE <key> [<key> ...]",
-                    "    Location of keys: slot, hash tag, node, whether in transit, whether by a placement override.",
-                    "LOAD",
-                    "    The load of each node (requests, response times, CPU, memory), and the most used slots.",
-                    "HOTKEYS [<count>]",
-                    "    The most used keys of each node (default 10 of each), with their names for operators.",
-                    "HOTCOPIES | HOTCOPIES EVICT (KEY <key> | PREFIX <prefix> | ALL) | HOTCOPIES OFF | HOTCOPIES ON",
-                    "    Keys answered from hot copies; evict some; suspend and resume hot copies.",
-                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
-                    "     [DURABILITY memory|aof|replica] [PROTOCOL <protocol>] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
-                    "     [ALLOW-KEY-LOSS] [MODE safe|paper [TRACKER <name>] [GROUPS <count>] [BITS <count>] [NO-FORWARDING]]",
-                    "    Move slots, or single keys, while clients use them.",
-                    "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
-                    "    Return keys that were moved to the node (to any node) without their slots to the owners of their slots.",
-                    "MOVES | MOVES PAUSE|RESUME <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <rate>|none",
-                    "    Moves in progress and ended; pause or resume one; change its goal or its rate (with a unit: 20mb).",
-                    "MOVES ABORT <id> [ABANDON-TARGET|ABANDON-SOURCE] [DRY-RUN]",
-                    "    End a move; or end it without a node that is lost for good, and without the keys that only this node has.",
-                    "BALANCE [BY slots|load] [DRY-RUN]",
-                    "    Balance the slots by weight, or by the present load.",
-                    "PLAN | PLAN APPLY | PLAN HISTORY | PLAN REPLAY <id>",
-                    "    Overloaded nodes, and the cheapest remedy; apply it; past decisions, and replay one.",
-                    "AUTOMATION | AUTOMATION ON | AUTOMATION OFF",
-                    "    Whether the router moves keys and scales by itself; switch that on or off.",
-                    "AUTOSCALE | AUTOSCALE SET-NODES <number> | AUTOSCALE PAUSE | AUTOSCALE RESUME",
-                    "    Target number of nodes and the reasons; set it; pause or resume the autoscaler.",
-                    "ACCEPT <node>",
-                    "    Serve a node that returned without its keys and is held; follow a server that claims to be its primary without proof.",
-                    "SLOWLOG [<count>]",
-                    "    Slow commands with client, user, node, and where the time went (default 10, -1 all).",
-                    "HELP",
-                    "    Print this help.",
-                ];
-                encode::header(&mut out, b'*', lines.len());
-                for line in lines {
-                    encode::simple(&mut out, line);
-                }
-            }
-            Some(_) => {
-                return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try SWITCHYARD HELP.");
+            | Local::ClientCapa => {
+                return self.gathers.client_command(
+                    &self.turn,
+                    &self.up,
+                    &mut self.down,
+                    &mut self.hooks,
+                    handle,
+                    class,
+                    local,
+                    args,
+                );
             }
         }
         self.down.answer(&self.turn, handle, class, &out);
@@ -578,6 +497,143 @@ impl Gathers {
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
         // A node without keys that lacks the database must refuse now, before it gets keys. A node that is down is
         // queried when it returns.
-        self.fan_out(turn, down, FanOut { client: handle, lane: Lane::Main, reach: FanOutScope::Unanimous, requests: vec![request], class, whole: Aggregation::Select { database } })
+        self.fan_out(
+            turn,
+            down,
+            FanOut {
+                client: handle,
+                lane: Lane::Main,
+                reach: FanOutScope::Unanimous,
+                requests: vec![request],
+                class,
+                whole: Aggregation::Select { database },
+            },
+        )
+    }
+}
+
+impl Gathers {
+    /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
+    fn switchyard(
+        &mut self,
+        turn: &Turn,
+        up: &Upstreams,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        args: &Args<'_>,
+    ) -> Flow {
+        let resp3 = down.get(handle).is_some_and(|c| c.resp3);
+        let mut out = Vec::new();
+        let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
+        match subcommand.as_deref() {
+            Some(
+                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
+                | "AUTOMATION" | "AUTOSCALE",
+            ) => {
+                return self.query_operator(turn, down, handle, class, args);
+            }
+            Some("NODES") if args.len() > 2 => {
+                return self.query_operator(turn, down, handle, class, args);
+            }
+            Some("NODES") => {
+                encode::header(&mut out, b'*', routing.topology.nodes().len());
+                for node in routing.topology.nodes() {
+                    let facts = turn.shared().with_facts(node.id, |f| f.clone());
+                    let up = up.iter().any(|(_, l)| l.node() == node.id && l.phase() == Phase::Up);
+                    encode::map(&mut out, 5, resp3);
+                    let fields = [
+                        ("node", node.name.clone()),
+                        (
+                            "link",
+                            if up {
+                                "up".into()
+                            } else {
+                                facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}"))
+                            },
+                        ),
+                        ("version", format!("{} {}", facts.flavour, facts.version)),
+                        ("run_id", facts.run_id.as_deref().unwrap_or("").to_string()),
+                    ];
+                    for (name, value) in fields {
+                        encode::bulk(&mut out, name.as_bytes());
+                        encode::bulk(&mut out, value.as_bytes());
+                    }
+                    encode::bulk(&mut out, b"slots");
+                    encode::integer(&mut out, routing.topology.slots_of(node.id) as i64);
+                }
+            }
+            Some("STATUS") | None => {
+                encode::map(&mut out, 5, resp3);
+                let clients = turn.shared().clients.load(std::sync::atomic::Ordering::Relaxed);
+                let fields = [
+                    ("epoch", routing.topology.epoch()),
+                    ("nodes", routing.topology.nodes().len() as u64),
+                    ("workers", turn.shared().mailboxes.len() as u64),
+                    ("clients", clients as u64),
+                    ("uptime_s", turn.shared().uptime().as_secs()),
+                ];
+                for (name, value) in fields {
+                    encode::bulk(&mut out, name.as_bytes());
+                    encode::integer(&mut out, value as i64);
+                }
+            }
+            Some("SLOWLOG") => slowlog_details(turn, args, resp3, &mut out),
+            Some("HELP") => {
+                let lines = [
+                    "SWITCHYARD <subcommand>. Subcommands are:",
+                    "STATUS",
+                    "    Epoch of the topology, nodes, workers, clients, uptime.",
+                    "NODES",
+                    "    Every node: link, version, run_id, slots.",
+                    "NODES ADD <address> [REBALANCE] [ALLOW-LIMITS] | NODES DRAIN <address> [DRY-RUN] | NODES UNDRAIN <address> | NODES REMOVE <address>",
+                    "    Add a node, move everything away from one, allow slots on it again, remove one that owns no slots.",
+                    "SLOTS",
+                    "    The slot map: ranges by node, slots in transit, placement overrides.",
+                    "WHERE <key> [<key> ...]",
+                    "    Location of keys: slot, hash tag, node, whether in transit, whether by a placement override.",
+                    "LOAD",
+                    "    The load of each node (requests, response times, CPU, memory), and the most used slots.",
+                    "HOTKEYS [<count>]",
+                    "    The most used keys of each node (default 10 of each), with their names for operators.",
+                    "HOTCOPIES | HOTCOPIES EVICT (KEY <key> | PREFIX <prefix> | ALL) | HOTCOPIES OFF | HOTCOPIES ON",
+                    "    Keys answered from hot copies; evict some; suspend and resume hot copies.",
+                    "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
+                    "     [DURABILITY memory|aof|replica] [PROTOCOL <protocol>] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
+                    "     [ALLOW-KEY-LOSS] [MODE safe|paper [TRACKER <name>] [GROUPS <count>] [BITS <count>] [NO-FORWARDING]]",
+                    "    Move slots, or single keys, while clients use them.",
+                    "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
+                    "    Return keys that were moved to the node (to any node) without their slots to the owners of their slots.",
+                    "MOVES | MOVES PAUSE|RESUME <id> | MOVES GOAL <id> <goal> | MOVES MAX-RATE <id> <rate>|none",
+                    "    Moves in progress and ended; pause or resume one; change its goal or its rate (with a unit: 20mb).",
+                    "MOVES ABORT <id> [ABANDON-TARGET|ABANDON-SOURCE] [DRY-RUN]",
+                    "    End a move; or end it without a node that is lost for good, and without the keys that only this node has.",
+                    "BALANCE [BY slots|load] [DRY-RUN]",
+                    "    Balance the slots by weight, or by the present load.",
+                    "PLAN | PLAN APPLY | PLAN HISTORY | PLAN REPLAY <id>",
+                    "    Overloaded nodes, and the cheapest remedy; apply it; past decisions, and replay one.",
+                    "AUTOMATION | AUTOMATION ON | AUTOMATION OFF",
+                    "    Whether the router moves keys and scales by itself; switch that on or off.",
+                    "AUTOSCALE | AUTOSCALE SET-NODES <number> | AUTOSCALE PAUSE | AUTOSCALE RESUME",
+                    "    Target number of nodes and the reasons; set it; pause or resume the autoscaler.",
+                    "ACCEPT <node>",
+                    "    Serve a node that returned without its keys and is held; follow a server that claims to be its primary without proof.",
+                    "SLOWLOG [<count>]",
+                    "    Slow commands with client, user, node, and where the time went (default 10, -1 all).",
+                    "HELP",
+                    "    Print this help.",
+                ];
+                encode::header(&mut out, b'*', lines.len());
+                for line in lines {
+                    encode::simple(&mut out, line);
+                }
+            }
+            Some(_) => {
+                return down.refuse(turn, handle, class, "ERR unknown subcommand. Try SWITCHYARD HELP.");
+            }
+        }
+        down.answer(turn, handle, class, &out);
+        Flow::Next
     }
 }

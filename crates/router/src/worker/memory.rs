@@ -26,9 +26,10 @@ use tracing::{error, warn};
 use super::clients::Downstreams;
 use super::gather::Gathers;
 use super::log_throttle::LogThrottle;
+use super::tracking::Tracking;
 use super::turn::Turn;
-use super::upstreams::Link;
 use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::{Link, Upstreams};
 use super::{TICK, Worker};
 use crate::memory;
 use crate::shared::{Message, lock};
@@ -165,7 +166,11 @@ impl Worker {
         // `memory_leaving` lowers the computed usage, so it must be updated even if that is low.
         let near = memory_in_use(&self.turn) > self.turn.routing().live.memory_max / 2
             || self.turn.counters().memory_leaving.get() > 0;
-        let holdings = if near { self.holdings() } else { Vec::new() };
+        let holdings = if near {
+            holdings(&self.turn, &self.up, &mut self.down, &mut self.gathers, &mut self.tracking)
+        } else {
+            Vec::new()
+        };
         publish_biggest(&self.turn, &holdings);
         if self.hooks.keys.capacity() * size_of::<u32>() > REUSED_MAX {
             self.hooks.keys = Vec::new();
@@ -180,7 +185,7 @@ impl Worker {
     #[cold]
     fn evict(&mut self, budget: usize) {
         self.hooks.clear(&self.turn);
-        let mut holdings = self.holdings();
+        let mut holdings = holdings(&self.turn, &self.up, &mut self.down, &mut self.gathers, &mut self.tracking);
         publish_biggest(&self.turn, &holdings);
         let shared = self.turn.shared().clone();
         // One worker at a time, so that not more is freed than necessary.
@@ -272,73 +277,6 @@ impl Worker {
         }
         // A closed client holds its memory until then.
         self.settle_events();
-    }
-
-    /// Returns all holders with their memory, first victim last. Also updates the bytes kept for disconnected clients.
-    fn holdings(&mut self) -> Vec<Holding> {
-        let mut clients: HashMap<Handle, (usize, usize)> =
-            self.down.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
-        for (_, gather) in self.gathers.iter() {
-            if let Some((bytes, _)) = clients.get_mut(&gather.client()) {
-                *bytes += gather.memory();
-            }
-        }
-        let mut holdings = Vec::new();
-        let mut leaving = 0;
-        for (handle, link) in self.up.iter() {
-            let mut owner = None;
-            for pending in link.pending().rev() {
-                // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
-                // command after them.
-                if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
-                    owner = self.gathers.owner_of(pending);
-                }
-                if link.lane().is_exclusive() {
-                    continue;
-                }
-                match owner.and_then(|owner| clients.get_mut(&owner)) {
-                    Some((bytes, kept)) => {
-                        *bytes += pending.len as usize;
-                        *kept += pending.len as usize;
-                    }
-                    None => leaving += pending.len as usize,
-                }
-            }
-            let unsent = if link.lane().is_exclusive() { link.request_memory() } else { 0 };
-            let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { self.gathers.head_owner(link) };
-            let bytes = link.received_memory() + unsent;
-            match owner.and_then(|owner| clients.get_mut(&owner)) {
-                Some((sum, _)) => *sum += bytes,
-                None if link.received_len() >= UNAWAITED_MIN => {
-                    holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
-                }
-                None => {}
-            }
-        }
-        self.turn.counters().memory_leaving.set(leaving as u64);
-        holdings.push(Holding {
-            rank: Rank::Ordinary,
-            bytes: self.tracking.memory(),
-            kept: 0,
-            holder: Holder::Reads,
-            handle: Handle::NONE,
-        });
-        let rank = |handle| match self.down.get(handle) {
-            Some(client) if !client.authenticated => Rank::Unauthenticated,
-            Some(client) if client.details.no_evict => Rank::NoEvict,
-            _ => Rank::Ordinary,
-        };
-        let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
-            rank: rank(handle),
-            bytes,
-            kept,
-            holder: Holder::Client,
-            handle,
-        });
-        holdings.extend(of_clients);
-        holdings.retain(|h| h.bytes >= VICTIM_MIN);
-        holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
-        holdings
     }
 
     /// Drops data collected for a disconnected client: parts of gathers become errors, and partial replies are
@@ -434,6 +372,78 @@ impl Gathers {
     pub(super) fn is_awaited(&self, down: &Downstreams, pending: &Pending) -> bool {
         self.owner_of(pending).is_some_and(|owner| down.get(owner).is_some())
     }
+}
+
+/// Returns all holders with their memory, first victim last. Also updates the bytes kept for disconnected clients.
+fn holdings(
+    turn: &Turn,
+    up: &Upstreams,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    tracking: &mut Tracking,
+) -> Vec<Holding> {
+    let mut clients: HashMap<Handle, (usize, usize)> = down.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
+    for (_, gather) in gathers.iter() {
+        if let Some((bytes, _)) = clients.get_mut(&gather.client()) {
+            *bytes += gather.memory();
+        }
+    }
+    let mut holdings = Vec::new();
+    let mut leaving = 0;
+    for (handle, link) in up.iter() {
+        let mut owner = None;
+        for pending in link.pending().rev() {
+            // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
+            // command after them.
+            if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
+                owner = gathers.owner_of(pending);
+            }
+            if link.lane().is_exclusive() {
+                continue;
+            }
+            match owner.and_then(|owner| clients.get_mut(&owner)) {
+                Some((bytes, kept)) => {
+                    *bytes += pending.len as usize;
+                    *kept += pending.len as usize;
+                }
+                None => leaving += pending.len as usize,
+            }
+        }
+        let unsent = if link.lane().is_exclusive() { link.request_memory() } else { 0 };
+        let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { gathers.head_owner(link) };
+        let bytes = link.received_memory() + unsent;
+        match owner.and_then(|owner| clients.get_mut(&owner)) {
+            Some((sum, _)) => *sum += bytes,
+            None if link.received_len() >= UNAWAITED_MIN => {
+                holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
+            }
+            None => {}
+        }
+    }
+    turn.counters().memory_leaving.set(leaving as u64);
+    holdings.push(Holding {
+        rank: Rank::Ordinary,
+        bytes: tracking.memory(),
+        kept: 0,
+        holder: Holder::Reads,
+        handle: Handle::NONE,
+    });
+    let rank = |handle| match down.get(handle) {
+        Some(client) if !client.authenticated => Rank::Unauthenticated,
+        Some(client) if client.details.no_evict => Rank::NoEvict,
+        _ => Rank::Ordinary,
+    };
+    let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
+        rank: rank(handle),
+        bytes,
+        kept,
+        holder: Holder::Client,
+        handle,
+    });
+    holdings.extend(of_clients);
+    holdings.retain(|h| h.bytes >= VICTIM_MIN);
+    holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
+    holdings
 }
 
 #[cfg(test)]

@@ -79,10 +79,12 @@ use crate::shared::{Message, Shared};
 use crate::slab::Handle;
 use crate::worker::accept::handshake_failed;
 use crate::worker::client_commands::kill_clients;
+use crate::worker::client_commands::list_clients;
 use crate::worker::colocate::on_colocation;
 use crate::worker::colocate::settle_colocate_waits;
 use crate::worker::login::on_login;
 use crate::worker::login::readmit_clients;
+use crate::worker::pause::refresh;
 use crate::worker::pubsub::clients::cut_subscriber;
 use crate::worker::quiesce::on_quiet;
 use crate::worker::quiesce::tick_quieting;
@@ -92,6 +94,7 @@ use crate::worker::reissued::on_turn;
 use crate::worker::tracking::commands::find_client;
 use crate::worker::tracking::nodes::on_redirect_broken;
 use crate::worker::tracking::nodes::on_redirected;
+use crate::worker::transactions::fail_stale_watches;
 use crate::worker::transit::look_again;
 use crate::worker::transit::publish_if_wanted;
 use crate::worker::transit::refuse_moving;
@@ -139,7 +142,6 @@ pub(crate) struct Worker {
     tracking: tracking::Tracking,
     pauses: pause::Pauses,
     large_keys: large::LargeKeys,
-    read_buffer: Vec<u8>,
     next_tick_us: u64,
     next_client_tick_us: u64,
     sender: send::Sender,
@@ -178,7 +180,6 @@ impl Worker {
             tracking: tracking::Tracking::default(),
             pauses: pause::Pauses::default(),
             large_keys: large::LargeKeys::new(),
-            read_buffer: vec![0; READ_SIZE],
             next_tick_us: 0,
             next_client_tick_us: 0,
             sender: send::Sender::new(),
@@ -194,11 +195,22 @@ impl Worker {
         // The default slack of 50 us would double the pause of `Batching`.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         self.open_send_batch();
+        let mut buffer = vec![0; READ_SIZE];
         let mut ready = Vec::new();
         let mut events = Vec::new();
         self.turn.begin();
         // A replacement of a panicked worker adopts the shared state.
-        self.refresh(self.turn.index(), Handle::NONE, 0, false);
+        refresh(
+            &self.turn,
+            &self.up,
+            &mut self.down,
+            &mut self.monitors,
+            &mut self.pauses,
+            self.turn.index(),
+            Handle::NONE,
+            0,
+            false,
+        );
         place_prefixes_anew(&self.turn, &mut self.down);
         self.up.connect_main(&self.turn);
         self.hooks.place_moving_anew(&self.turn);
@@ -213,8 +225,9 @@ impl Worker {
                 if let Some(length) = self.sender.batching.pause() {
                     pause(length);
                 }
-                let interval = self.tick_interval();
-                self.turn.tick_every(interval)?;
+                let is_busy =
+                    self.down.len() > 0 || !self.up.is_settled() || self.turn.shared().draining.load(Ordering::Relaxed);
+                self.turn.tick_every(if is_busy { TICK } else { TICK_IDLE })?;
                 self.turn.poll().wait(None, &mut events, &mut ready)?;
             }
             self.turn.begin();
@@ -228,17 +241,17 @@ impl Worker {
                 hot_copies::adopt(&mut self);
             }
             for link in self.up.take_unread() {
-                self.read_link(link);
+                self.read_link(link, &mut buffer);
                 self.settle_events();
                 self.check_memory_after_growth();
             }
             for client in self.down.take_unread() {
-                self.read_client(client);
+                self.read_client(client, &mut buffer);
                 self.settle_events();
                 self.check_memory_after_growth();
             }
             for event in &ready {
-                self.on_ready(*event);
+                self.on_ready(*event, &mut buffer);
             }
             self.finish_turn();
             if self.turn.now_us() >= self.next_tick_us {
@@ -256,16 +269,7 @@ impl Worker {
         }
     }
 
-    /// Returns the interval of timeout checks.
-    fn tick_interval(&self) -> Duration {
-        let busy = self.down.len() > 0
-            || self.up.iter().any(|(_, l)| l.phase() != upstreams::link::Phase::Up)
-            || !self.up.unblocks.is_empty()
-            || self.turn.shared().draining.load(Ordering::Relaxed);
-        if busy { TICK } else { TICK_IDLE }
-    }
-
-    fn on_ready(&mut self, event: Ready) {
+    fn on_ready(&mut self, event: Ready, buffer: &mut [u8]) {
         match event.token {
             Token::Client(handle) => {
                 let Some(client) = self.down.get_mut(handle) else { return };
@@ -275,10 +279,14 @@ impl Worker {
                     self.down.mark(handle);
                 }
                 if event.readable {
-                    self.read_client(handle);
+                    self.read_client(handle, buffer);
                 }
             }
-            Token::Link(handle) => self.on_link_ready(handle, event),
+            Token::Link(handle) => {
+                if self.up.on_ready(&self.turn, handle, event) {
+                    self.read_link(handle, buffer);
+                }
+            }
             Token::Listener(index) => accept::accept(&self.turn, &mut self.down, index as usize),
             Token::Tick => {
                 self.turn.poll().consume_tick();
@@ -337,7 +345,7 @@ impl Worker {
         }
         if self.turn.routing().topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
-            self.fail_stale_watches();
+            fail_stale_watches(&self.turn, &self.up, &mut self.down, &mut self.hooks);
         }
         // Keys that commands wait for may be elsewhere.
         look_again(&self.turn, &mut self.down, true);
@@ -379,7 +387,7 @@ impl Worker {
         self.up.tick_links(&self.turn, self.hooks.hot.has_copies(), &needs_pubsub);
         self.up.tick_outages(&self.turn);
         self.retry_unblocks();
-        self.tick_pause();
+        self.pauses.tick_pause(&self.turn, &self.up, &mut self.down);
         tick_moving(&self.turn, &mut self.down);
         settle_colocate_waits(&self.turn, &mut self.down, false);
         self.reissued_commands.tick_reissued(&self.turn, &mut self.down);
@@ -389,7 +397,9 @@ impl Worker {
         self.hooks.transit.forget_before(self.turn.now_us());
         transit::publish_drained(&self.turn, &self.up, &self.gathers, &self.pubsub);
         self.hooks.tally.drain_into(&self.turn.shared().alone);
-        hot_copies::tick(self);
+        for client in hot_copies::tick(&self.turn, &mut self.up, &mut self.hooks) {
+            hot_copies::go_on(&self.turn, &mut self.down, client);
+        }
         if let Some(counts) = self.hooks.telemetry.ended(self.turn.now_us()) {
             let ends = counts.ends && self.turn.index() == 0;
             self.turn.shared().board.take(counts, ends);
@@ -535,7 +545,7 @@ impl Worker {
             Message::Quiesced { move_id, ticket } => on_quiet(&self.turn, &mut self.down, move_id, ticket),
             Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
             Message::List { filter, from, gather, part } => {
-                let reply = self.list_clients(&filter);
+                let reply = list_clients(&self.turn, &self.up, &self.down, &self.hooks, &filter);
                 self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Unblock { id, error, from, gather, part } => {
@@ -546,7 +556,17 @@ impl Worker {
                 if self.turn.is_outdated() {
                     self.adopt_routing();
                 }
-                self.refresh(from, gather, part, settled);
+                refresh(
+                    &self.turn,
+                    &self.up,
+                    &mut self.down,
+                    &mut self.monitors,
+                    &mut self.pauses,
+                    from,
+                    gather,
+                    part,
+                    settled,
+                );
             }
             Message::Lines(lines) => self.monitors.show(&self.turn, &mut self.down, &lines),
             Message::Find { id, from, gather, part } => {

@@ -10,15 +10,14 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
+use super::Stall;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::Stall;
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// One query of a round. Several requests are sent to the node in one piece, so that nothing comes between them; the
 /// reply to the last one counts.

@@ -21,6 +21,7 @@ use switchyard_resp::request::Args;
 
 use super::clients::Downstreams;
 use super::downstream::{Client, Stall};
+use super::large::LargeKeys;
 use super::local::parse;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
@@ -28,7 +29,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::outages::wait_us;
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::large::LargeKeys;
 
 /// Dispatches the commands that wait for lost nodes again.
 pub(super) fn dispatch_waiting(turn: &Turn, down: &mut Downstreams) {

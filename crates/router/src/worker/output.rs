@@ -6,7 +6,7 @@ use rustix::net::RecvFlags;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
-use super::clients::{Downstreams, ClientEvent};
+use super::clients::{ClientEvent, Downstreams};
 use super::downstream::{Client, Stall};
 use super::outage::closes;
 use super::pubsub::clients::release_messages;

@@ -8,15 +8,16 @@ use std::time::Duration;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
+use super::Stall;
 use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::gather::{Aggregation, Gathers};
 use super::local::parse;
+use super::monitor::Monitors;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use super::upstreams::{Link, Upstreams};
-use super::{Stall, Worker};
 use crate::shared::{Message, Pause, RoutingSnapshot, lock};
 use crate::slab::Handle;
 
@@ -41,36 +42,6 @@ impl Pauses {
     #[inline]
     pub(super) fn is_any(&self) -> bool {
         self.now.is_some()
-    }
-}
-
-impl Worker {
-    /// Adopts the shared state and confirms it: at once, or when all commands sent before have been answered.
-    pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
-        self.monitors.refresh_monitors(&self.turn, &mut self.down);
-        self.pauses.now = lock(&self.turn.shared().pause).filter(|p| p.until_us > self.turn.now_us());
-        end_pauses(&self.turn, &mut self.down);
-        self.pauses.settling.push(Settling { from, gather, part, since_us: self.turn.now_us() });
-        if !settled || has_settled(&self.turn, &self.up, self.turn.now_us()) {
-            self.pauses.answer_refresh(&self.turn, |s| s.gather == gather && s.part == part);
-        }
-    }
-
-    pub(super) fn tick_pause(&mut self) {
-        if !self.pauses.settling.is_empty() {
-            let done: Vec<u64> = self
-                .pauses
-                .settling
-                .iter()
-                .map(|s| s.since_us)
-                .filter(|since| has_settled(&self.turn, &self.up, *since))
-                .collect();
-            self.pauses.answer_refresh(&self.turn, |s| done.contains(&s.since_us));
-        }
-        if self.pauses.now.is_some_and(|p| p.until_us <= self.turn.now_us()) {
-            self.pauses.now = None;
-            end_pauses(&self.turn, &mut self.down);
-        }
     }
 }
 
@@ -188,6 +159,41 @@ impl Pauses {
             Handling::Local(Local::ClientUnpause) => false,
             Handling::Local(Local::Exec) => self.holds_back(queue_may_write(down, turn.routing(), handle)),
             _ => self.holds_back(may_write(command)),
+        }
+    }
+}
+
+/// Adopts the shared state and confirms it: at once, or when all commands sent before have been answered.
+pub(super) fn refresh(
+    turn: &Turn,
+    up: &Upstreams,
+    down: &mut Downstreams,
+    monitors: &mut Monitors,
+    pauses: &mut Pauses,
+    from: usize,
+    gather: Handle,
+    part: u32,
+    settled: bool,
+) {
+    monitors.refresh_monitors(turn, down);
+    pauses.now = lock(&turn.shared().pause).filter(|p| p.until_us > turn.now_us());
+    end_pauses(turn, down);
+    pauses.settling.push(Settling { from, gather, part, since_us: turn.now_us() });
+    if !settled || has_settled(turn, up, turn.now_us()) {
+        pauses.answer_refresh(turn, |s| s.gather == gather && s.part == part);
+    }
+}
+
+impl Pauses {
+    pub(super) fn tick_pause(&mut self, turn: &Turn, up: &Upstreams, down: &mut Downstreams) {
+        if !self.settling.is_empty() {
+            let done: Vec<u64> =
+                self.settling.iter().map(|s| s.since_us).filter(|since| has_settled(turn, up, *since)).collect();
+            self.answer_refresh(turn, |s| done.contains(&s.since_us));
+        }
+        if self.now.is_some_and(|p| p.until_us <= turn.now_us()) {
+            self.now = None;
+            end_pauses(turn, down);
         }
     }
 }

@@ -15,15 +15,14 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Handling};
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
 use super::double_read::Asks;
+use super::downstream::Client;
 use super::keyed::{CommandHooks, writes};
 use super::large::LargeKeys;
 use super::transit::Transit;
 use super::turn::Turn;
 use crate::mover::SharedLeg;
 use crate::shared::RoutingSnapshot;
-use crate::slab::Handle;
 
 /// Returns the keys that a command may write at the source of such moves, by move. Costs a single check while there is
 /// no such move.
@@ -51,23 +50,22 @@ impl LargeKeys {
     pub(super) fn as_published(
         &self,
         turn: &Turn,
-        down: &Downstreams,
         hooks: &CommandHooks,
         routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
+        client: &Client,
         command: &Command,
         args: &Args<'_>,
         look: &mut KeyLookup<SharedLeg>,
     ) -> Option<Transit> {
         let way = look.way()?;
         let [source, target] = look.published_nodes(&routing.topology)?;
-        let has_waited = down.get(handle).is_some_and(|client| client.moving.is_some());
+        let has_waited = client.moving.is_some();
         let asks = |nodes: Vec<NodeId>| Some(Transit::Ask(Asks { nodes, as_published: true }));
         match way {
             Way::Source => return Some(Transit::Settled),
             Way::Pull if has_waited => return None,
-            Way::Pull if self.reads_one_key(down, handle, command, args) => return asks(vec![target]),
-            Way::Both if !has_waited && self.reads_one_key(down, handle, command, args) => {
+            Way::Pull if self.reads_one_key(client, command, args) => return asks(vec![target]),
+            Way::Both if !has_waited && self.reads_one_key(client, command, args) => {
                 return asks(vec![source, target]);
             }
             _ => {}

@@ -17,11 +17,11 @@ use super::local::{other_database, parse};
 use super::multi_local::{LocalInMulti, When, answered};
 use super::pubsub::Kind;
 use super::scan::{QueuedScan, queued_scan};
+use super::transactions::discard;
 use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::transactions::discard;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
 
@@ -232,8 +232,6 @@ impl Worker {
         self.down.answer(&self.turn, handle, class, QUEUED);
         Flow::Next
     }
-
-
 }
 
 /// Makes EXEC fail, because a command was refused after MULTI.
@@ -355,12 +353,7 @@ pub(super) fn wrong_arity(turn: &Turn, down: &mut Downstreams, handle: Handle, c
     if command.handling == Handling::Local(Local::Exec) {
         discard(down, handle);
         let why = text.strip_prefix("ERR ").unwrap_or(&text);
-        return down.refuse(
-            turn,
-            handle,
-            class,
-            &format!("EXECABORT Transaction discarded because of: {why}"),
-        );
+        return down.refuse(turn, handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
     }
     abort_transaction(down, handle);
     down.refuse(turn, handle, class, &text)

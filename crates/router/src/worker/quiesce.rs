@@ -15,21 +15,20 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
+use super::Stall;
 use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::gather::with_doubt;
+use super::gather::{Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::wait::Since;
-use super::Stall;
 use crate::function_turns::ChangeTurn;
 use crate::mover::{MoverMessage, Moves, SharedMove};
 use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
-use crate::worker::gather::Gathers;
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_TIMEOUT_US: u64 = 1_000_000;
@@ -247,14 +246,22 @@ impl QuiesceQueue {
 
 /// FLUSHALL or FLUSHDB during moves.
 #[cold]
-pub(super) fn flush_quietly(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, quiesce: &mut QuiesceQueue, handle: Handle, lane: Lane, raw: &[u8], class: u8) -> Flow {
+pub(super) fn flush_quietly(
+    turn: &Turn,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    quiesce: &mut QuiesceQueue,
+    handle: Handle,
+    lane: Lane,
+    raw: &[u8],
+    class: u8,
+) -> Flow {
     let routing = turn.routing().clone();
     let Some(client) = down.get_mut(handle) else { return Flow::Close };
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
     }
-    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, true)
-    else {
+    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, true) else {
         return Flow::Close;
     };
     if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
@@ -283,15 +290,24 @@ pub(super) fn flush_quietly(turn: &Turn, down: &mut Downstreams, gathers: &mut G
 
 /// DBSIZE or KEYS during moves.
 #[cold]
-pub(super) fn look_quietly(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, quiesce: &mut QuiesceQueue, handle: Handle, lane: Lane, merge: Merge, raw: &[u8], class: u8) -> Flow {
+pub(super) fn look_quietly(
+    turn: &Turn,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    quiesce: &mut QuiesceQueue,
+    handle: Handle,
+    lane: Lane,
+    merge: Merge,
+    raw: &[u8],
+    class: u8,
+) -> Flow {
     let routing = turn.routing().clone();
     let Some(client) = down.get_mut(handle) else { return Flow::Close };
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
     }
     let database = client.database;
-    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, false)
-    else {
+    let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, false) else {
         return Flow::Close;
     };
     if !quiet && waited_us <= LOOK_TIMEOUT_US {

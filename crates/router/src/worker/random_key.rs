@@ -7,8 +7,9 @@ use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
-use super::Worker;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
 use super::turn::Turn;
@@ -82,19 +83,18 @@ impl MultiStepCommand for RandomKey {
     }
 }
 
-impl Worker {
-    pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
-        self.up.turn_of_nodes = self.up.turn_of_nodes.wrapping_add(1);
-        let nodes = self.turn.data_nodes().all();
+impl Gathers {
+    pub(super) fn random_key(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Flow {
+        let nodes = turn.data_nodes().all();
         let size = |node: &NodeId| StepRequest {
             node: *node,
             lane: Lane::Main,
             requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()],
         };
         let first: Vec<StepRequest> = nodes.iter().map(size).collect();
-        let random = self.turn.now_us() ^ (self.up.turn_of_nodes as u64).rotate_left(32);
+        let random = turn.now_us() ^ self.next_random().rotate_left(32);
         let procedure = RandomKey { nodes, keys: Vec::new(), queried: 0, strangers: 0, random };
-        self.gathers.begin_alone(&self.turn, &mut self.down, handle, class, Box::new(procedure), first)
+        self.begin_alone(turn, down, handle, class, Box::new(procedure), first)
     }
 }
 

@@ -24,7 +24,7 @@ use switchyard_resp::{encode, reply};
 use tracing::debug;
 
 use super::checkout::Acquired;
-use super::clients::Downstreams;
+use super::clients::{ClientEvent, Downstreams};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks, KeyedCommand};
@@ -38,7 +38,6 @@ use super::{Stall, Worker};
 use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
-use crate::worker::clients::ClientEvent;
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
@@ -322,8 +321,6 @@ impl Worker {
         self.query_blocked_state(link);
     }
 
-
-
     /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
     /// node later.
     /// the node later.
@@ -334,7 +331,6 @@ impl Worker {
             self.reissue_waiting(link);
         }
     }
-
 
     /// Queries the node of a connection whether the client of a reissued command waits there.
     fn query_blocked_state(&mut self, link_handle: Handle) {

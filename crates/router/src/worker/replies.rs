@@ -8,24 +8,17 @@ use switchyard_resp::reply;
 use super::Worker;
 use super::blocking::is_end_of_waits;
 use super::hot_copies::filled;
+use super::large::pass_piece;
+use super::transactions::on_watch;
+use super::upstreams::Link;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
-use super::wait::forget_waiting;
+use super::wait::{forget_waiting, on_wait};
 use crate::slab::Handle;
-use crate::worker::upstreams::Link;
-use crate::worker::wait::on_wait;
-use crate::worker::transactions::on_watch;
-use crate::worker::large::pass_piece;
 
 impl Worker {
-    /// Reads once, and passes the received replies on.
-    pub(super) fn read_link(&mut self, handle: Handle) {
-        let mut buffer = std::mem::take(&mut self.read_buffer);
-        self.read_link_into(handle, &mut buffer);
-        self.read_buffer = buffer;
-    }
-
-    fn read_link_into(&mut self, handle: Handle, buffer: &mut [u8]) {
+    /// Reads once into `buffer`, and passes the received replies on.
+    pub(super) fn read_link(&mut self, handle: Handle, buffer: &mut [u8]) {
         let Some(link) = self.up.get_mut(handle) else { return };
         match link.receive(buffer, self.turn.now_us()) {
             Taken::Bytes(count) => {
@@ -97,7 +90,8 @@ impl Worker {
                     pos += len;
                     if passes {
                         let (who, is_exclusive) = (link.head().map(|head| head.who), link.lane().is_exclusive());
-                        let is_behind = who.is_some_and(|who| pass_piece(&self.turn, &mut self.down, who, &rest[..len]));
+                        let is_behind =
+                            who.is_some_and(|who| pass_piece(&self.turn, &mut self.down, who, &rest[..len]));
                         if is_behind && is_exclusive {
                             self.up.get_mut(handle).into_iter().for_each(Link::pause);
                         }
@@ -124,10 +118,9 @@ impl Worker {
         if link
             .head()
             .is_some_and(|head| self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)))
+            && let Some(link) = self.up.get(handle)
         {
-            if let Some(link) = self.up.get(handle) {
-                self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
-            }
+            self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
         }
         let Some(link) = self.up.get_mut(handle) else { return };
         let Some(ended) = link.answered_in_pieces(self.turn.now_us()) else { return };
@@ -138,10 +131,11 @@ impl Worker {
         if is_awaited {
             self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
-        if !expired && is_exclusive {
-            if let Some(link) = self.up.get(handle) {
-                self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
-            }
+        if !expired
+            && is_exclusive
+            && let Some(link) = self.up.get(handle)
+        {
+            self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
         }
         if through && !expired {
             let counters = self.turn.counters().clone();
@@ -179,10 +173,10 @@ impl Worker {
             self.up.break_link(&self.turn, handle, "it sent a reply without a command");
             return;
         };
-        if self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)) {
-            if let Some(link) = self.up.get(handle) {
-                self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
-            }
+        if self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us))
+            && let Some(link) = self.up.get(handle)
+        {
+            self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
         }
         let is_error = reply::is_error(answer);
         if is_error && let Some(link) = self.up.get(handle) {
@@ -204,10 +198,10 @@ impl Worker {
             self.up.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired {
-            if lane.is_exclusive() {
-                if let Some(link) = self.up.get(handle) {
+            if lane.is_exclusive()
+                && let Some(link) = self.up.get(handle)
+            {
                 self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
-            }
             }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {

@@ -10,7 +10,9 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -19,8 +21,6 @@ use super::upstreams::kind::Lane;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -166,8 +166,6 @@ impl Worker {
             Err(error) => error,
         }
     }
-
-
 }
 
 /// A SCAN in a transaction of the only node, with the node's own cursor. `None`: this node cannot continue its
@@ -185,7 +183,15 @@ pub(super) fn queued_scan(turn: &Turn, args: &Args<'_>, node: NodeId) -> Option<
 }
 
 impl Gathers {
-    pub(super) fn scan(&mut self, turn: &Turn, down: &mut Downstreams, routing: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    pub(super) fn scan(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        args: &Args<'_>,
+    ) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return down.refuse(turn, handle, class, "ERR invalid cursor");
         };

@@ -15,11 +15,11 @@ use switchyard_resp::request::{Args, Limits, Scanner};
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::fan_out::FanOutScope;
-use super::gather::Aggregation;
+use super::gather::{Aggregation, FanOut, Gathers};
 use super::keyed::{Call, CommandHooks, KeyedCommand};
-use super::libraries::change_libraries;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
@@ -31,9 +31,6 @@ use crate::scripts::{Script, sha_of};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::gather::FanOut;
-use crate::worker::clients::Downstreams;
-use crate::worker::gather::Gathers;
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
@@ -112,74 +109,6 @@ impl Worker {
         }
         flow
     }
-
-    /// SCRIPT and FUNCTION subcommands for every node that need more than forwarding; `None` for the others.
-    pub(super) fn every_script(
-        &mut self,
-        handle: Handle,
-        lane: Lane,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Option<Flow> {
-        let routing = self.turn.routing().clone();
-        let check = routing.checks_scripts();
-        let class = command.class() as u8;
-        match &*command.name {
-            "SCRIPT|LOAD" => {
-                let script = self.hooks.met(&self.turn, args.get(2)?, &routing.commands).clone();
-                match &script.verdict {
-                    Verdict::Refused(why) if check => return Some(self.down.refuse(&self.turn, handle, class, why)),
-                    Verdict::Wrapped(_) if check => {}
-                    _ => return None,
-                }
-                // Load the wrapped script as well, so that a later call finds it. The reply is the script's own hash.
-                let mut requests = vec![Vec::new(), Vec::new()];
-                encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
-                encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
-                Some(self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests, class, whole: Aggregation::Merged(Merge::Same) }))
-            }
-            "SCRIPT|EXISTS" if check => {
-                // Known scripts can be loaded at any node; unknown ones cannot be executed anywhere.
-                let mut out = Vec::new();
-                let known = lock(&self.turn.shared().scripts);
-                encode::header(&mut out, b'*', args.len() - 2);
-                for sha in args.iter().skip(2) {
-                    encode::integer(&mut out, i64::from(known.by_client_sha(sha).is_some()));
-                }
-                drop(known);
-                self.down.answer(&self.turn, handle, class, &out);
-                Some(Flow::Next)
-            }
-            "SCRIPT|EXISTS" => {
-                // Known scripts are loaded at a node when needed; and a script that is at every node can be executed,
-                // whether or not it went through the router.
-                let scripts = lock(&self.turn.shared().scripts);
-                let known = args.iter().skip(2).map(|sha| scripts.by_client_sha(sha).is_some()).collect();
-                drop(scripts);
-                let mut request = Vec::new();
-                encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                Some(self.gathers.fan_out(&self.turn, &mut self.down, FanOut { client: handle, lane, reach: FanOutScope::Everybody, requests: vec![request], class, whole: Aggregation::ScriptExists { known } }))
-            }
-            "SCRIPT|FLUSH" => {
-                lock(&self.turn.shared().scripts).clear();
-                self.hooks.scripts_met = ScriptsMet::default();
-                None
-            }
-            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&routing, command, args) {
-                Ok(checked) => {
-                    let as_it_is = || {
-                        let mut request = Vec::new();
-                        encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                        request
-                    };
-                    Some(change_libraries(self, handle, lane, class, checked.unwrap_or_else(as_it_is)))
-                }
-                Err(why) => Some(self.down.refuse(&self.turn, handle, class, &why)),
-            },
-            _ => None,
-        }
-    }
-
 
     /// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
     /// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
@@ -447,7 +376,11 @@ impl CommandHooks {
 
 impl Gathers {
     /// FUNCTION LIST: libraries as their authors wrote them. `None`: the node replies to the command as it is.
-    pub(super) fn function_list(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle,
+    pub(super) fn function_list(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
         command: &Command,
         node: NodeId,
         raw: &[u8],
@@ -459,6 +392,101 @@ impl Gathers {
         }
         let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
         Some(self.begin_alone(turn, down, handle, command.class() as u8, Box::new(Unwrap), vec![ask]))
+    }
+}
+
+impl Gathers {
+    /// SCRIPT and FUNCTION subcommands for every node that need more than forwarding; `None` for the others.
+    pub(super) fn every_script(
+        &mut self,
+        turn: &Turn,
+        up: &Upstreams,
+        down: &mut Downstreams,
+        hooks: &mut CommandHooks,
+        handle: Handle,
+        lane: Lane,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<Flow> {
+        let routing = turn.routing().clone();
+        let check = routing.checks_scripts();
+        let class = command.class() as u8;
+        match &*command.name {
+            "SCRIPT|LOAD" => {
+                let script = hooks.met(turn, args.get(2)?, &routing.commands).clone();
+                match &script.verdict {
+                    Verdict::Refused(why) if check => return Some(down.refuse(turn, handle, class, why)),
+                    Verdict::Wrapped(_) if check => {}
+                    _ => return None,
+                }
+                // Load the wrapped script as well, so that a later call finds it. The reply is the script's own hash.
+                let mut requests = vec![Vec::new(), Vec::new()];
+                encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
+                encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
+                Some(self.fan_out(
+                    turn,
+                    down,
+                    FanOut {
+                        client: handle,
+                        lane,
+                        reach: FanOutScope::Everybody,
+                        requests,
+                        class,
+                        whole: Aggregation::Merged(Merge::Same),
+                    },
+                ))
+            }
+            "SCRIPT|EXISTS" if check => {
+                // Known scripts can be loaded at any node; unknown ones cannot be executed anywhere.
+                let mut out = Vec::new();
+                let known = lock(&turn.shared().scripts);
+                encode::header(&mut out, b'*', args.len() - 2);
+                for sha in args.iter().skip(2) {
+                    encode::integer(&mut out, i64::from(known.by_client_sha(sha).is_some()));
+                }
+                drop(known);
+                down.answer(turn, handle, class, &out);
+                Some(Flow::Next)
+            }
+            "SCRIPT|EXISTS" => {
+                // Known scripts are loaded at a node when needed; and a script that is at every node can be executed,
+                // whether or not it went through the router.
+                let scripts = lock(&turn.shared().scripts);
+                let known = args.iter().skip(2).map(|sha| scripts.by_client_sha(sha).is_some()).collect();
+                drop(scripts);
+                let mut request = Vec::new();
+                encode::command(&mut request, args.iter().collect::<Vec<_>>());
+                Some(self.fan_out(
+                    turn,
+                    down,
+                    FanOut {
+                        client: handle,
+                        lane,
+                        reach: FanOutScope::Everybody,
+                        requests: vec![request],
+                        class,
+                        whole: Aggregation::ScriptExists { known },
+                    },
+                ))
+            }
+            "SCRIPT|FLUSH" => {
+                lock(&turn.shared().scripts).clear();
+                hooks.scripts_met = ScriptsMet::default();
+                None
+            }
+            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&routing, command, args) {
+                Ok(checked) => {
+                    let as_it_is = || {
+                        let mut request = Vec::new();
+                        encode::command(&mut request, args.iter().collect::<Vec<_>>());
+                        request
+                    };
+                    Some(self.change_libraries(turn, up, down, handle, lane, class, checked.unwrap_or_else(as_it_is)))
+                }
+                Err(why) => Some(down.refuse(turn, handle, class, &why)),
+            },
+            _ => None,
+        }
     }
 }
 

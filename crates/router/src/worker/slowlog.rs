@@ -13,17 +13,17 @@ use tracing::info;
 
 use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::gather::Gathers;
 use super::keyed::CommandHooks;
 use super::local::parse;
 use super::log_throttle::LogThrottle;
 use super::turn::Turn;
+use super::upstreams::Link;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
-use crate::worker::upstreams::Link;
-use crate::worker::gather::Gathers;
 
 /// Default count of SLOWLOG GET.
 const SHOWN: usize = 10;

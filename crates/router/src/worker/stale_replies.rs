@@ -10,17 +10,17 @@ use switchyard_resp::command::Command;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::clients::Downstreams;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::gather::{Aggregation, Gather};
+use super::turn::Turn;
+use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
 use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
-use crate::worker::turn::Turn;
-use crate::worker::upstreams::Upstreams;
 
 /// Maximum wait of a connecting client for a node if an earlier answer is known.
 const TIMEOUT_US: u64 = 100_000;
@@ -56,7 +56,6 @@ pub(super) fn timeout_of(turn: &Turn, down: &Downstreams, client: Handle) -> u64
 }
 
 impl Worker {
-
     /// Sends COMMAND or a subcommand to any node that answers.
     #[cold]
     pub(super) fn query_commands(
@@ -69,7 +68,9 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let timeout_us = timeout_of(&self.turn, &self.down, handle);
-        let talks = |worker: &Self, node: NodeId| worker.up.is_up(node) && !is_silent(&worker.turn, &worker.up, node, timeout_us);
+        let talks = |worker: &Self, node: NodeId| {
+            worker.up.is_up(node) && !is_silent(&worker.turn, &worker.up, node, timeout_us)
+        };
         let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
         let Some(node) = talking.or_else(|| self.up.choose_node(&self.turn, routing)) else {
             return self.down.refuse_all_down(&self.turn, handle, class);
@@ -97,7 +98,7 @@ impl Worker {
         };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().collect::<Vec<_>>());
-        self.send_part(gather, 0, node, Lane::Main, &request, class);
+        self.send_parts(gather, 0, node, Lane::Main, &[&request], class);
         Flow::Next
     }
 

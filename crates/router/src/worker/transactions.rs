@@ -24,7 +24,7 @@ use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::checkout::Acquired;
-use super::clients::Downstreams;
+use super::clients::{ClientEvent, Downstreams};
 use super::colocate::wait_for_colocation;
 use super::dispatch::Flow;
 use super::downstream::Client;
@@ -41,7 +41,6 @@ use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use crate::worker::clients::ClientEvent;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -179,8 +178,6 @@ impl Worker {
         Flow::Next
     }
 
-
-
     fn watch(
         &mut self,
         routing: &RoutingSnapshot,
@@ -286,24 +283,6 @@ impl Worker {
         Flow::Next
     }
 
-
-
-    /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
-    /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
-    pub(super) fn fail_stale_watches(&mut self) {
-        let holders = self.up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
-        let is_left =
-            |watch: &Watch| !self.hooks.are_used_at(&self.turn, watch.keys.iter().map(|key| &**key), watch.node);
-        let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
-        let left: Vec<Handle> = holders.filter(|holder| self.down.get(*holder).is_some_and(watch)).collect();
-        for holder in left {
-            if let Some(client) = self.down.get_mut(holder) {
-                client.session().watch_failed = true;
-            }
-        }
-    }
-
-
     pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.down.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
@@ -339,7 +318,16 @@ impl Worker {
             if let Some(text) =
                 exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, Some(node)).err()
             {
-                return exec_after_colocation(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, class, text);
+                return exec_after_colocation(
+                    &self.turn,
+                    &mut self.down,
+                    &mut self.hooks,
+                    routing,
+                    handle,
+                    slot,
+                    class,
+                    text,
+                );
             }
             if let Some(client) = self.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -366,7 +354,18 @@ impl Worker {
             Some(slot) => {
                 match exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, None) {
                     Ok(node) => Some(node),
-                    Err(text) => return exec_after_colocation(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, class, text),
+                    Err(text) => {
+                        return exec_after_colocation(
+                            &self.turn,
+                            &mut self.down,
+                            &mut self.hooks,
+                            routing,
+                            handle,
+                            slot,
+                            class,
+                            text,
+                        );
+                    }
                 }
             }
             None => self.up.choose_node(&self.turn, routing),
@@ -398,7 +397,6 @@ impl Worker {
         }
         self.send_transaction(handle, link_handle, class)
     }
-
 
     /// A transaction on an exclusive connection.
     fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
@@ -694,7 +692,11 @@ pub(super) fn on_watch(turn: &Turn, down: &mut Downstreams, pending: Pending, an
 /// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
 /// this moves a watched key, EXEC then answers nil, as after every change of a watched key.
 #[cold]
-fn exec_after_colocation(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, routing: &Arc<RoutingSnapshot>,
+fn exec_after_colocation(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
     handle: Handle,
     slot: Slot,
     class: u8,
@@ -708,4 +710,18 @@ fn exec_after_colocation(turn: &Turn, down: &mut Downstreams, hooks: &mut Comman
         discard(down, handle);
         down.refuse(turn, handle, class, &text)
     })
+}
+
+/// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
+/// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
+pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstreams, hooks: &mut CommandHooks) {
+    let holders = up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
+    let is_left = |watch: &Watch| !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
+    let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
+    let left: Vec<Handle> = holders.filter(|holder| down.get(*holder).is_some_and(watch)).collect();
+    for holder in left {
+        if let Some(client) = down.get_mut(holder) {
+            client.session().watch_failed = true;
+        }
+    }
 }

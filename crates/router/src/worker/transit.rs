@@ -26,6 +26,7 @@ use super::gather::Gathers;
 use super::keyed::{CommandHooks, writes};
 use super::overrides::not_together;
 use super::pubsub::Topics;
+use super::transactions::{discard, fail_watch};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Waited;
@@ -33,8 +34,6 @@ use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
-use crate::worker::transactions::discard;
-use crate::worker::transactions::fail_watch;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
@@ -160,16 +159,10 @@ impl Worker {
             } else {
                 self.hooks.look_at(&self.turn, routing, command, args, &mut look);
             }
-            if let Some(what) = self.large_keys.as_published(
-                &self.turn,
-                &self.down,
-                &self.hooks,
-                routing,
-                handle,
-                command,
-                args,
-                &mut look,
-            ) {
+            let Some(client) = self.down.get(handle) else { return Transit::Instead(Flow::Close) };
+            if let Some(what) =
+                self.large_keys.as_published(&self.turn, &self.hooks, routing, client, command, args, &mut look)
+            {
                 end_hold(&self.turn, &mut self.down, handle);
                 if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
                     fetch_sampled(&self.turn, routing, &look);
@@ -185,7 +178,9 @@ impl Worker {
                     Transit::Settled
                 };
             }
-            if let Some(asks) = may_double_read(self, routing, handle, command, args, &look) {
+            if self.large_keys.reads_one_key(client, command, args)
+                && let Some(asks) = may_double_read(&self.turn, &mut self.up, routing, client, command, &look)
+            {
                 fetch_sampled(&self.turn, routing, &look);
                 return Transit::Ask(asks);
             }

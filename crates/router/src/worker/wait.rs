@@ -247,8 +247,6 @@ impl Worker {
         }
         self.wait_at_node(handle, link, Waited::Nothing, left_us);
     }
-
-
 }
 
 /// The reply of WAIT (one number) or WAITAOF (two).
@@ -284,7 +282,13 @@ fn end_waiting(turn: &Turn, down: &mut Downstreams, handle: Handle, answer: &[u8
 
 /// Handles the reply of a node.
 /// `refused`: the node's error for the mark.
-pub(super) fn on_wait(turn: &Turn, down: &mut Downstreams, pending: Pending, refused: Option<Box<[u8]>>, answer: &[u8]) {
+pub(super) fn on_wait(
+    turn: &Turn,
+    down: &mut Downstreams,
+    pending: Pending,
+    refused: Option<Box<[u8]>>,
+    answer: &[u8],
+) {
     let handle = pending.who;
     let Some(client) = down.get_mut(handle) else { return };
     let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
@@ -300,8 +304,7 @@ pub(super) fn on_wait(turn: &Turn, down: &mut Downstreams, pending: Pending, ref
         encode::line(
             &mut out,
             b'-',
-            &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]]
-                .concat(),
+            &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]].concat(),
         );
         end_waiting(turn, down, handle, &out);
         return;

@@ -203,12 +203,7 @@ impl Topics {
     }
 
     /// Ends all subscriptions of a client that is gone or has sent RESET.
-    pub(in crate::worker) fn forget_subscriber(
-        &mut self,
-        turn: &Turn,
-        handle: Handle,
-        subscriber: &Subscriber,
-    ) {
+    pub(in crate::worker) fn forget_subscriber(&mut self, turn: &Turn, handle: Handle, subscriber: &Subscriber) {
         turn.counters().subscribers.sub(u64::from(subscriber.total() > 0));
         for topic in subscriber.names.iter().flat_map(|n| n.values()) {
             self.leave_topic(turn, handle, *topic);

@@ -8,7 +8,7 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::clients::tidy_subscriber;
-use super::{Request, Item, Kind, Subscriber};
+use super::{Item, Kind, Request, Subscriber, Topics};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::clients::Downstreams;
@@ -18,7 +18,6 @@ use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
 use crate::worker::{Stall, Worker};
-use crate::worker::pubsub::Topics;
 
 /// Bytes of the names of one client's subscriptions.
 const NAME_BYTES_MAX: usize = 64 << 20;
@@ -38,9 +37,15 @@ impl Worker {
             Local::Subscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args),
             Local::Psubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args),
             Local::Ssubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args),
-            Local::Unsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args),
-            Local::Punsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args),
-            Local::Sunsubscribe => self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args),
+            Local::Unsubscribe => {
+                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args)
+            }
+            Local::Punsubscribe => {
+                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args)
+            }
+            Local::Sunsubscribe => {
+                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args)
+            }
             Local::Publish => self.publish(routing, handle, command, Kind::Channel, raw, args),
             Local::Spublish => self.publish(routing, handle, command, Kind::Shard, raw, args),
             _ => pubsub_info(&self.turn, &mut self.down, handle, class, local, args),
@@ -87,7 +92,7 @@ impl Worker {
         let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, handle, class, 1, whole) else {
             return Flow::Close;
         };
-        self.send_part(gather, 0, node, Lane::Main, raw, class);
+        self.send_parts(gather, 0, node, Lane::Main, &[raw], class);
         Flow::Next
     }
 }
@@ -149,7 +154,11 @@ impl Topics {
         &mut self,
         turn: &Turn,
         down: &mut Downstreams,
-        handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+        handle: Handle,
+        class: u8,
+        kind: Kind,
+        args: &Args<'_>,
+    ) -> Flow {
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);

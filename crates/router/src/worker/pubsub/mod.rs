@@ -98,9 +98,15 @@ enum Request {
 /// Effect of a request on clients.
 #[derive(Debug)]
 pub(super) enum Effect {
-    Settle { topic: Handle },
+    Settle {
+        topic: Handle,
+    },
     /// The UNSUBSCRIBE `seq` of a client waits for replies on this number of connections.
-    Pinged { client: Handle, seq: u32, connections: usize },
+    Pinged {
+        client: Handle,
+        seq: u32,
+        connections: usize,
+    },
 }
 
 impl Topics {

@@ -8,7 +8,7 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
-use super::{Request, Item, Kind, Place, Standing, Topic, Topics};
+use super::{Effect, Item, Kind, Place, Request, Standing, Topic, Topics};
 use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -20,7 +20,6 @@ use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::{Phase, Purpose};
-use crate::worker::pubsub::Effect;
 
 impl Topics {
     // ---- requests ----
@@ -108,7 +107,13 @@ impl Topics {
     }
 
     /// Handles the end of one of these PINGs, answered or not.
-    pub(in crate::worker) fn unsubscribe_synced(&mut self, turn: &Turn, down: &mut Downstreams, client: Handle, seq: u32) {
+    pub(in crate::worker) fn unsubscribe_synced(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        client: Handle,
+        seq: u32,
+    ) {
         if let Some(left) = unsubscribe_left(down, client, seq) {
             *left = left.saturating_sub(1);
         }

@@ -5,19 +5,18 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::{Request, KEYS_MAX, Options, Redirect, Tracked, Tracking};
+use super::{KEYS_MAX, Options, Redirect, Request, Tracked, Tracking};
 use crate::settings::Reads;
 use crate::shared::Message;
 use crate::slab::Handle;
+use crate::worker::Stall;
 use crate::worker::clients::Downstreams;
 use crate::worker::dispatch::Flow;
-use crate::worker::gather::Aggregation;
+use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::keyed::CommandHooks;
 use crate::worker::local::parse;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
-use crate::worker::Stall;
-use crate::worker::gather::Gathers;
 
 const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
 
@@ -173,7 +172,14 @@ impl Tracking {
         }
     }
 
-    pub(super) fn enable_tracking(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, options: Options) {
+    pub(super) fn enable_tracking(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        seq: u32,
+        options: Options,
+    ) {
         let known = self.clients.contains(&handle);
         let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
         tracked.looking = false;
@@ -305,7 +311,12 @@ impl Tracking {
     }
 }
 
-pub(in crate::worker) fn tracking_command(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, tracking: &mut Tracking, handle: Handle,
+pub(in crate::worker) fn tracking_command(
+    turn: &Turn,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    tracking: &mut Tracking,
+    handle: Handle,
     class: u8,
     local: Local,
     args: &Args<'_>,
@@ -366,7 +377,15 @@ pub(in crate::worker) fn tracking_command(turn: &Turn, down: &mut Downstreams, g
     Flow::Next
 }
 
-fn begin_tracking(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, tracking: &mut Tracking, handle: Handle, class: u8, options: Options) -> Flow {
+fn begin_tracking(
+    turn: &Turn,
+    down: &mut Downstreams,
+    gathers: &mut Gathers,
+    tracking: &mut Tracking,
+    handle: Handle,
+    class: u8,
+    options: Options,
+) -> Flow {
     let Some(client) = down.get_mut(handle) else { return Flow::Close };
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
@@ -386,14 +405,9 @@ fn begin_tracking(turn: &Turn, down: &mut Downstreams, gathers: &mut Gathers, tr
         return Flow::Next;
     };
     let workers = turn.shared().mailboxes.len();
-    let Some(gather) = gathers.begin_gather(
-        turn,
-        down,
-        handle,
-        class,
-        workers,
-        Aggregation::Redirect(Box::new(options)),
-    ) else {
+    let Some(gather) =
+        gathers.begin_gather(turn, down, handle, class, workers, Aggregation::Redirect(Box::new(options)))
+    else {
         return Flow::Close;
     };
     for (part, mailbox) in turn.shared().mailboxes.iter().enumerate() {

@@ -6,16 +6,16 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::{Request, Place, Tracking};
+use super::{Place, Request, Tracking};
 use crate::shared::Message;
 use crate::slab::Handle;
+use crate::worker::Stall;
 use crate::worker::clients::Downstreams;
 use crate::worker::pubsub::clients::cut_subscriber;
 use crate::worker::pubsub::hopeful_link;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
 use crate::worker::upstreams::link::{Phase, Purpose};
-use crate::worker::Stall;
 
 /// Start of an invalidation, before the keys or the null.
 pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
@@ -64,7 +64,8 @@ impl Tracking {
         }
         let refused =
             places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
-        let first_down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
+        let first_down =
+            places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
         let failed = refused.or_else(|| first_down.map(|node| turn.down_text(node)));
         for handle in self.clients.clone() {
             let Some(client) = down.get_mut(handle) else { continue };
@@ -133,7 +134,6 @@ impl Tracking {
         true
     }
 }
-
 
 /// Sends an invalidation to a client or its redirect target, or holds it for now. `keys`: an array of keys; `None`:
 /// all.

@@ -14,47 +14,12 @@ use super::link::{Pending, Phase, Purpose};
 use super::{Event, Link, Upstreams};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
-use crate::worker::Worker;
 use crate::worker::keyed::{Call, CommandHooks, KeyedCommand, Request};
 use crate::worker::transport::Tls;
 use crate::worker::turn::Turn;
 use tracing::debug;
 
 const BACKOFF_FIRST_US: u64 = 50_000;
-
-impl Worker {
-    pub(in crate::worker) fn on_link_ready(&mut self, handle: Handle, event: Ready) {
-        let Ready { readable, writable, hangup, .. } = event;
-        let Some(link) = self.up.get_mut(handle) else { return };
-        link.hangup |= hangup;
-        if link.phase == Phase::Connecting {
-            if !writable && !readable {
-                return;
-            }
-            let failed = link.fd.as_ref().map(rustix::net::sockopt::socket_error);
-            match failed {
-                Some(Ok(Ok(()))) => self.up.secure_link(&self.turn, handle),
-                Some(Ok(Err(error)) | Err(error)) => {
-                    self.up.attempt_failed(&self.turn, handle, &io::Error::from(error).to_string())
-                }
-                None => {}
-            }
-        }
-        let Some(link) = self.up.get_mut(handle) else { return };
-        if writable {
-            link.writable = true;
-            if link.phase == Phase::Securing {
-                self.up.drive_handshake(&self.turn, handle);
-            } else if link.unsent() > 0 {
-                link.flowed_us = self.turn.now_us();
-                self.up.mark(handle);
-            }
-        }
-        if readable {
-            self.read_link(handle);
-        }
-    }
-}
 
 /// Time without TCP acknowledgements after which a host counts as gone. A server that is busy with a slow command keeps
 /// acknowledging, and commands that wait there do not time out. As long as keepalive, because a full receive buffer
@@ -81,6 +46,37 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
 }
 
 impl Upstreams {
+    /// Handles readiness of a socket. Returns whether the connection is to be read.
+    pub(in crate::worker) fn on_ready(&mut self, turn: &Turn, handle: Handle, event: Ready) -> bool {
+        let Ready { readable, writable, hangup, .. } = event;
+        let Some(link) = self.get_mut(handle) else { return false };
+        link.hangup |= hangup;
+        if link.phase == Phase::Connecting {
+            if !writable && !readable {
+                return false;
+            }
+            let failed = link.fd.as_ref().map(rustix::net::sockopt::socket_error);
+            match failed {
+                Some(Ok(Ok(()))) => self.secure_link(turn, handle),
+                Some(Ok(Err(error)) | Err(error)) => {
+                    self.attempt_failed(turn, handle, &io::Error::from(error).to_string())
+                }
+                None => {}
+            }
+        }
+        let Some(link) = self.get_mut(handle) else { return false };
+        if writable {
+            link.writable = true;
+            if link.phase == Phase::Securing {
+                self.drive_handshake(turn, handle);
+            } else if link.unsent() > 0 {
+                link.flowed_us = turn.now_us();
+                self.mark(handle);
+            }
+        }
+        readable
+    }
+
     /// Connects to nodes without a connection in advance, so that the first command finds one.
     pub(in crate::worker) fn connect_main(&mut self, turn: &Turn) {
         let routing = turn.routing().clone();

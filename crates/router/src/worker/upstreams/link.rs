@@ -306,11 +306,6 @@ impl Link {
         self.received_us
     }
 
-    /// Database selected at the end of its output.
-    pub(in crate::worker) fn database(&self) -> u32 {
-        self.database
-    }
-
     /// Reason why the node would refuse a transaction, if it would.
     pub(in crate::worker) fn no_multi(&self) -> Option<&str> {
         self.no_multi.as_deref()

@@ -34,7 +34,7 @@ use super::transport::Tls;
 use super::turn::Turn;
 use super::upstreams::handshake::NodeHandshake;
 use super::upstreams::kind::{CheckoutOwner, Kind, Lane, Task};
-use super::upstreams::link::{Body, Pending, Phase};
+use super::upstreams::link::{Body, Pending, Phase, Purpose};
 use super::upstreams::outages::Outages;
 use super::upstreams::pool::Pool;
 use super::upstreams::unblock::Unblock;
@@ -100,7 +100,10 @@ pub(super) enum Event {
         link: Handle,
     },
     /// An exclusive connection is free again after its last reply.
-    Released { client: Handle, link: Handle },
+    Released {
+        client: Handle,
+        link: Handle,
+    },
     /// The client in line gets no exclusive connection. `None`: it tries again, and is answered at once.
     Refused {
         client: Handle,
@@ -322,6 +325,18 @@ impl Upstreams {
 
     pub(super) fn take_unread(&mut self) -> Vec<Handle> {
         std::mem::take(&mut self.unread)
+    }
+
+    /// Discards the reply to the request that is being uploaded. Returns the number of its command.
+    pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
+        let pending = self.get_mut(handle)?.last_mut()?;
+        pending.purpose = Purpose::Discarded;
+        Some(pending.seq)
+    }
+
+    /// Whether all connections are up, and nothing has to be repeated.
+    pub(super) fn is_settled(&self) -> bool {
+        self.iter().all(|(_, link)| link.phase == Phase::Up) && self.unblocks.is_empty()
     }
 
     /// Ends a pause of reading.
