@@ -21,14 +21,17 @@ use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 use tracing::warn;
 
-use super::checkout::Acquired;
+use super::Stall;
+use super::checkout::{Acquired, push_exclusive, take_exclusive};
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks};
 use super::overrides::slots_by;
 use super::reissued::{
-    WaitEnd, end_reissued, keep_waiting, note_kept, streams_seen, streams_to_look_at, streams_unseen,
+    ReissuedCommands, WaitEnd, end_reissued, keep_waiting, note_kept, reissue_waiting, streams_seen,
+    streams_to_look_at, streams_unseen,
 };
 use super::turn::Turn;
 use super::upstreams::connect::{push_own_exec, push_own_queued};
@@ -37,7 +40,6 @@ use super::upstreams::link::{Phase, Purpose};
 use super::upstreams::unblock::{Asker, Unblock};
 use super::upstreams::{Link, Upstreams};
 use super::wait::Since;
-use super::{Stall, Worker};
 use crate::slab::Handle;
 
 /// Interval of liveness probes to a node with waiting clients and no other traffic.
@@ -65,238 +67,6 @@ pub(super) struct Unblocks {
 impl Unblocks {
     pub(super) fn is_empty(&self) -> bool {
         self.again.is_empty()
-    }
-}
-
-impl Worker {
-    /// Sends a command that may block at the node.
-    #[cold]
-    pub(super) fn block(
-        &mut self,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        waited: Waited,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        // Also for XREAD, whose other calls do not block.
-        let class = CommandClass::Blocking as u8;
-        if self.down.get(handle).is_some_and(Client::is_reissued) {
-            return Flow::Stall(Stall::Barrier); // behind a command that is about to be reissued
-        }
-        let link = match self.take_exclusive(handle, node, Lane::Blocking) {
-            Ok(Acquired::Link(link)) => link,
-            Ok(Acquired::Refused(_)) if self.turn.node_fails(node) => {
-                // As at the start of its wait: a single unreachable server accepts no connection.
-                self.turn.counters().cut_waiting.add(1);
-                self.down.close_after_replies(handle);
-                return Flow::Close;
-            }
-            Ok(Acquired::Refused(text)) => return self.down.refuse(&self.turn, handle, class, &text),
-            Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
-            Err(flow) => return flow,
-        };
-        let waits_us = command.waits_us(args);
-        let ticket = waited.line().map(|slot| self.turn.shared().wait_queues.enter(slot, self.turn.index(), handle));
-        if let Some((ticket, false)) = ticket {
-            // Queue behind clients that wait for keys of this slot and move to this node.
-            self.down.give_back(handle, link);
-            self.reissued_commands.wait_in_line(&self.turn, &mut self.down, handle, raw, class, ticket, waits_us);
-            return Flow::Next;
-        }
-        self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
-        if let Some(client) = self.down.get_mut(handle)
-            && !command.flags.has(Flags::READONLY)
-        {
-            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
-        }
-        if let (Some(seq), Some((ticket, _))) = (self.down.get(handle).map(Client::last_pending), ticket) {
-            keep_waiting(&self.turn, &mut self.down, handle, raw, seq, ticket, waits_us);
-        }
-        self.wait_at_node(handle, link, waited, waits_us);
-        Flow::Next
-    }
-
-    /// Marks the client as blocked after its command was sent on `link`. `waits_us`: timeout, microseconds; `None`:
-    /// none.
-    pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, waited: Waited, waits_us: Option<u64>) {
-        let Some(client) = self.down.get_mut(handle) else { return };
-        let gone = client.hangup || client.half_closed;
-        self.down.stall(&self.turn, handle, Stall::Blocked);
-        let grace_us = self.turn.routing().live.command_timeout.as_micros() as u64;
-        let until_us = waits_us.map_or(u64::MAX, |us| self.turn.now_us().saturating_add(us).saturating_add(grace_us));
-        self.up.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
-        if gone {
-            // The client has closed its side: it only gets data that is available at once.
-            self.unblock(link_handle, false, None);
-        }
-    }
-
-    /// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
-    pub(super) fn end_wait(&mut self, handle: Handle) {
-        if self.down.get(handle).is_some_and(Client::is_reissued) {
-            return end_reissued(&self.turn, &mut self.down, handle, WaitEnd::Lost);
-        }
-        let held = self.down.get(handle).and_then(|c| c.held);
-        if let Some(link) = held
-            && self.up.get(link).is_some_and(|link| link.unblock().is_none())
-        {
-            self.unblock(link, true, None);
-        }
-    }
-
-    /// Handles CLIENT UNBLOCK from a client of any worker.
-    pub(super) fn unblock_client(&mut self, id: u64, error: bool, asker: Asker) {
-        let found = self.down.iter().find(|(_, c)| c.details.id == id);
-        if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
-            // The command is not at a node, so no query is needed.
-            end_reissued(
-                &self.turn,
-                &mut self.down,
-                handle,
-                if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime },
-            );
-            return asker.answer(&self.turn.shared().mailboxes, b":1\r\n");
-        }
-        let held =
-            found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_reissued())));
-        match held {
-            None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
-            Some((link, false)) => self.unblock(link, error, Some(asker)),
-            // A request is already in flight: its reply decides.
-            Some((link, true)) => match self.up.get_mut(link).and_then(Link::begin_unblock) {
-                Some(unblock) => unblock.add(asker, error),
-                None => asker.answer(&self.turn.shared().mailboxes, b":0\r\n"),
-            },
-        }
-    }
-
-    /// Ends the wait of the command on this connection at the node.
-    pub(super) fn unblock(&mut self, link_handle: Handle, error: bool, asker: Option<Asker>) {
-        let Some(unblock) = self.up.get_mut(link_handle).and_then(Link::begin_unblock) else {
-            if let Some(asker) = asker {
-                asker.answer(&self.turn.shared().mailboxes, b":0\r\n");
-            }
-            return;
-        };
-        if unblock.request(error, asker) {
-            self.send_unblock(link_handle);
-        }
-    }
-
-    fn send_unblock(&mut self, link_handle: Handle) {
-        let Some(link) = self.up.get(link_handle) else { return };
-        let (node, client_id) = (link.node(), link.client_id().to_string());
-        // In another process, the id may belong to another client.
-        let Some(main) = self.up.main_to(node, link.run_id()) else {
-            self.up.break_link(
-                &self.turn,
-                link_handle,
-                "its client has disconnected, and CLIENT UNBLOCK cannot be sent to the node",
-            );
-            return;
-        };
-        let Some(link) = self.up.get_mut(link_handle) else { return };
-        let holder = link.holder();
-        let Some(unblock) = link.unblock_mut() else { return };
-        let reason = unblock.sent();
-        let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
-        match streams_to_look_at(&self.down, holder) {
-            None => self.up.push_own_for(&self.turn, main, link_handle, &request, Purpose::Unblock, 0),
-            Some((database, streams)) => {
-                // Atomically end the wait and read the last entry of each stream.
-                push_own_queued(&self.turn, &mut self.up, &mut self.hooks, main, database, &[b"MULTI"]);
-                self.up.push_own(&self.turn, main, &request, Purpose::Discarded, 0);
-                for stream in &streams {
-                    push_own_queued(
-                        &self.turn,
-                        &mut self.up,
-                        &mut self.hooks,
-                        main,
-                        database,
-                        &[b"XINFO", b"STREAM", stream],
-                    );
-                }
-                push_own_exec(&self.turn, &mut self.up, &mut self.hooks, main, link_handle, database, Purpose::Unblock);
-            }
-        }
-    }
-
-    /// Handles the reply to CLIENT UNBLOCK for a connection, or an error without a reply.
-    pub(super) fn on_unblock(&mut self, link_handle: Handle, answer: &[u8]) {
-        let holder = self.up.get(link_handle).map(Link::holder);
-        let answer = match holder.filter(|_| answer.starts_with(b"*")) {
-            Some(holder) => streams_seen(&mut self.down, holder, answer),
-            None => {
-                streams_unseen(&mut self.down, holder.filter(|_| reply::is_error(answer)));
-                answer
-            }
-        };
-        let Some(link) = self.up.get_mut(link_handle) else { return };
-        let (node, holder) = (link.node(), link.holder());
-        let Some(unblock) = link.unblock_mut() else { return };
-        let over = unblock.replied();
-        let abandoned = self.down.get(holder).is_none();
-        if reply::is_error(answer) {
-            for (asker, _) in unblock.take_askers() {
-                asker.answer(&self.turn.shared().mailboxes, answer);
-            }
-            self.up.end_unblock(&self.turn, link_handle, 0);
-            if over {
-                self.up.release(&self.turn, link_handle);
-            } else if abandoned {
-                warn!(node = %self.turn.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
-                self.up.break_link(&self.turn, link_handle, "the client that waited has disconnected");
-            }
-        } else if reply::integer(answer) == Some(1) || over {
-            // The reply of the blocking command may be late, and the command may be reissued before it arrives.
-            let wanted = unblock.wanted().filter(|_| !over);
-            if let Some(waiting) = self.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-                waiting.note_unblocked(wanted);
-            }
-            self.up.end_unblock(&self.turn, link_handle, reply::integer(answer).unwrap_or(0));
-            self.up.release(&self.turn, link_handle);
-        } else {
-            // The command had not reached the node, or its reply is in transit.
-            self.up.unblocks.again.push(link_handle);
-        }
-    }
-
-    /// Repeats CLIENT UNBLOCK for waits that had not started yet.
-    pub(super) fn retry_unblocks(&mut self) {
-        for link in std::mem::take(&mut self.up.unblocks.again) {
-            if self.up.get(link).and_then(Link::unblock).is_some_and(Unblock::is_to_be_sent) {
-                self.send_unblock(link);
-            }
-        }
-    }
-
-    /// Handles a new topology. A wait at the right node continues under the new epoch, so that a command without a
-    /// timeout does not block the drain barrier. A wait at a node that no longer serves its keys is ended there and
-    /// reissued.
-    pub(super) fn restamp_waiting(&mut self) {
-        let epoch = self.turn.routing().topology.epoch() as u32;
-        for handle in self.up.handles() {
-            let Some(link) = self.up.get(handle).filter(|l| l.lane() == Lane::Blocking && !l.is_idle()) else {
-                continue;
-            };
-            let (node, holder) = (link.node(), link.holder());
-            let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
-            if !is_waiting_well(&self.turn, &self.down, &self.hooks, waited, holder, node) {
-                self.reissue_waiting(handle);
-                continue;
-            }
-            // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
-            // epoch.
-            if waited.line().is_some() && self.down.get(holder).is_none_or(|client| client.waiting.is_none()) {
-                continue;
-            }
-            if waited.line().is_some_and(|slot| waits_on_the_way(&self.turn, &self.down, slot, holder)) {
-                note_kept(&self.turn, &mut self.down, &mut self.hooks, holder, node);
-            }
-            self.up.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
-        }
     }
 }
 
@@ -352,4 +122,231 @@ fn is_waiting_well(
         || hooks.routing_of_moved(turn).topology.owner(slot) == node,
         |waiting| hooks.is_used_at(turn, slot, waiting.request(), node),
     )
+}
+
+impl ReissuedCommands {
+    /// Sends a command that may block at the node.
+    #[cold]
+    pub(super) fn block(
+        &mut self,
+        cx: &mut Context,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        waited: Waited,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        // Also for XREAD, whose other calls do not block.
+        let class = CommandClass::Blocking as u8;
+        if cx.down.get(handle).is_some_and(Client::is_reissued) {
+            return Flow::Stall(Stall::Barrier); // behind a command that is about to be reissued
+        }
+        let link = match take_exclusive(cx, handle, node, Lane::Blocking) {
+            Ok(Acquired::Link(link)) => link,
+            Ok(Acquired::Refused(_)) if cx.turn.node_fails(node) => {
+                // As at the start of its wait: a single unreachable server accepts no connection.
+                cx.turn.counters().cut_waiting.add(1);
+                cx.down.close_after_replies(handle);
+                return Flow::Close;
+            }
+            Ok(Acquired::Refused(text)) => return cx.down.refuse(&cx.turn, handle, class, &text),
+            Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
+            Err(flow) => return flow,
+        };
+        let waits_us = command.waits_us(args);
+        let ticket = waited.line().map(|slot| cx.turn.shared().wait_queues.enter(slot, cx.turn.index(), handle));
+        if let Some((ticket, false)) = ticket {
+            // Queue behind clients that wait for keys of this slot and move to this node.
+            cx.down.give_back(handle, link);
+            self.wait_in_line(&cx.turn, &mut cx.down, handle, raw, class, ticket, waits_us);
+            return Flow::Next;
+        }
+        push_exclusive(cx, handle, link, Call::Found(command, args), raw, class, None);
+        if let Some(client) = cx.down.get_mut(handle)
+            && !command.flags.has(Flags::READONLY)
+        {
+            client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+        }
+        if let (Some(seq), Some((ticket, _))) = (cx.down.get(handle).map(Client::last_pending), ticket) {
+            keep_waiting(&cx.turn, &mut cx.down, handle, raw, seq, ticket, waits_us);
+        }
+        wait_at_node(cx, handle, link, waited, waits_us);
+        Flow::Next
+    }
+}
+
+/// Marks the client as blocked after its command was sent on `link`. `waits_us`: timeout, microseconds; `None`:
+/// none.
+pub(super) fn wait_at_node(
+    cx: &mut Context,
+    handle: Handle,
+    link_handle: Handle,
+    waited: Waited,
+    waits_us: Option<u64>,
+) {
+    let Some(client) = cx.down.get_mut(handle) else { return };
+    let gone = client.hangup || client.half_closed;
+    cx.down.stall(&cx.turn, handle, Stall::Blocked);
+    let grace_us = cx.turn.routing().live.command_timeout.as_micros() as u64;
+    let until_us = waits_us.map_or(u64::MAX, |us| cx.turn.now_us().saturating_add(us).saturating_add(grace_us));
+    cx.up.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
+    if gone {
+        // The client has closed its side: it only gets data that is available at once.
+        unblock(cx, link_handle, false, None);
+    }
+}
+
+/// Ends the wait of a client because the router stops. The node ends it first, so that no element is lost.
+pub(super) fn end_wait(cx: &mut Context, handle: Handle) {
+    if cx.down.get(handle).is_some_and(Client::is_reissued) {
+        return end_reissued(&cx.turn, &mut cx.down, handle, WaitEnd::Lost);
+    }
+    let held = cx.down.get(handle).and_then(|c| c.held);
+    if let Some(link) = held
+        && cx.up.get(link).is_some_and(|link| link.unblock().is_none())
+    {
+        unblock(cx, link, true, None);
+    }
+}
+
+/// Handles CLIENT UNBLOCK from a client of any worker.
+pub(super) fn unblock_client(cx: &mut Context, id: u64, error: bool, asker: Asker) {
+    let found = cx.down.iter().find(|(_, c)| c.details.id == id);
+    if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
+        // The command is not at a node, so no query is needed.
+        end_reissued(&cx.turn, &mut cx.down, handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
+        return asker.answer(&cx.turn.shared().mailboxes, b":1\r\n");
+    }
+    let held =
+        found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_reissued())));
+    match held {
+        None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
+        Some((link, false)) => unblock(cx, link, error, Some(asker)),
+        // A request is already in flight: its reply decides.
+        Some((link, true)) => match cx.up.get_mut(link).and_then(Link::begin_unblock) {
+            Some(unblock) => unblock.add(asker, error),
+            None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
+        },
+    }
+}
+
+/// Ends the wait of the command on this connection at the node.
+pub(super) fn unblock(cx: &mut Context, link_handle: Handle, error: bool, asker: Option<Asker>) {
+    let Some(unblock) = cx.up.get_mut(link_handle).and_then(Link::begin_unblock) else {
+        if let Some(asker) = asker {
+            asker.answer(&cx.turn.shared().mailboxes, b":0\r\n");
+        }
+        return;
+    };
+    if unblock.request(error, asker) {
+        send_unblock(cx, link_handle);
+    }
+}
+
+fn send_unblock(cx: &mut Context, link_handle: Handle) {
+    let Some(link) = cx.up.get(link_handle) else { return };
+    let (node, client_id) = (link.node(), link.client_id().to_string());
+    // In another process, the id may belong to another client.
+    let Some(main) = cx.up.main_to(node, link.run_id()) else {
+        cx.up.break_link(
+            &cx.turn,
+            link_handle,
+            "its client has disconnected, and CLIENT UNBLOCK cannot be sent to the node",
+        );
+        return;
+    };
+    let Some(link) = cx.up.get_mut(link_handle) else { return };
+    let holder = link.holder();
+    let Some(unblock) = link.unblock_mut() else { return };
+    let reason = unblock.sent();
+    let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
+    match streams_to_look_at(&cx.down, holder) {
+        None => cx.up.push_own_for(&cx.turn, main, link_handle, &request, Purpose::Unblock, 0),
+        Some((database, streams)) => {
+            // Atomically end the wait and read the last entry of each stream.
+            push_own_queued(&cx.turn, &mut cx.up, &mut cx.hooks, main, database, &[b"MULTI"]);
+            cx.up.push_own(&cx.turn, main, &request, Purpose::Discarded, 0);
+            for stream in &streams {
+                push_own_queued(&cx.turn, &mut cx.up, &mut cx.hooks, main, database, &[b"XINFO", b"STREAM", stream]);
+            }
+            push_own_exec(&cx.turn, &mut cx.up, &mut cx.hooks, main, link_handle, database, Purpose::Unblock);
+        }
+    }
+}
+
+/// Handles the reply to CLIENT UNBLOCK for a connection, or an error without a reply.
+pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
+    let holder = cx.up.get(link_handle).map(Link::holder);
+    let answer = match holder.filter(|_| answer.starts_with(b"*")) {
+        Some(holder) => streams_seen(&mut cx.down, holder, answer),
+        None => {
+            streams_unseen(&mut cx.down, holder.filter(|_| reply::is_error(answer)));
+            answer
+        }
+    };
+    let Some(link) = cx.up.get_mut(link_handle) else { return };
+    let (node, holder) = (link.node(), link.holder());
+    let Some(unblock) = link.unblock_mut() else { return };
+    let over = unblock.replied();
+    let abandoned = cx.down.get(holder).is_none();
+    if reply::is_error(answer) {
+        for (asker, _) in unblock.take_askers() {
+            asker.answer(&cx.turn.shared().mailboxes, answer);
+        }
+        cx.up.end_unblock(&cx.turn, link_handle, 0);
+        if over {
+            cx.up.release(&cx.turn, link_handle);
+        } else if abandoned {
+            warn!(node = %cx.turn.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has disconnected");
+            cx.up.break_link(&cx.turn, link_handle, "the client that waited has disconnected");
+        }
+    } else if reply::integer(answer) == Some(1) || over {
+        // The reply of the blocking command may be late, and the command may be reissued before it arrives.
+        let wanted = unblock.wanted().filter(|_| !over);
+        if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+            waiting.note_unblocked(wanted);
+        }
+        cx.up.end_unblock(&cx.turn, link_handle, reply::integer(answer).unwrap_or(0));
+        cx.up.release(&cx.turn, link_handle);
+    } else {
+        // The command had not reached the node, or its reply is in transit.
+        cx.up.unblocks.again.push(link_handle);
+    }
+}
+
+/// Repeats CLIENT UNBLOCK for waits that had not started yet.
+pub(super) fn retry_unblocks(cx: &mut Context) {
+    for link in std::mem::take(&mut cx.up.unblocks.again) {
+        if cx.up.get(link).and_then(Link::unblock).is_some_and(Unblock::is_to_be_sent) {
+            send_unblock(cx, link);
+        }
+    }
+}
+
+/// Handles a new topology. A wait at the right node continues under the new epoch, so that a command without a
+/// timeout does not block the drain barrier. A wait at a node that no longer serves its keys is ended there and
+/// reissued.
+pub(super) fn restamp_waiting(cx: &mut Context) {
+    let epoch = cx.turn.routing().topology.epoch() as u32;
+    for handle in cx.up.handles() {
+        let Some(link) = cx.up.get(handle).filter(|l| l.lane() == Lane::Blocking && !l.is_idle()) else {
+            continue;
+        };
+        let (node, holder) = (link.node(), link.holder());
+        let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
+        if !is_waiting_well(&cx.turn, &cx.down, &cx.hooks, waited, holder, node) {
+            reissue_waiting(cx, handle);
+            continue;
+        }
+        // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
+        // epoch.
+        if waited.line().is_some() && cx.down.get(holder).is_none_or(|client| client.waiting.is_none()) {
+            continue;
+        }
+        if waited.line().is_some_and(|slot| waits_on_the_way(&cx.turn, &cx.down, slot, holder)) {
+            note_kept(&cx.turn, &mut cx.down, &mut cx.hooks, holder, node);
+        }
+        cx.up.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));
+    }
 }

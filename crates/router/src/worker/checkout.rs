@@ -2,13 +2,14 @@
 //!
 //! Separate from the pools ([`super::upstreams::pool`]), which know no client.
 
+use super::Stall;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::upstreams::Link;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Pending, Phase, Purpose};
 use super::upstreams::translate::shape_of;
-use super::{Stall, Worker};
 use crate::slab::Handle;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
@@ -22,95 +23,89 @@ pub(super) enum Acquired {
     Refused(String),
 }
 
-impl Worker {
-    /// Acquires an exclusive connection for a command, or returns the flow of the command without one.
-    pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
-        let Some(client) = self.down.get_mut(handle) else { return Err(Flow::Close) };
-        // A client has at most one exclusive connection with commands in flight. With two, a reply on one could come too
-        // early and pause it, and nothing would resume it. And a third command to the first node would take a third
-        // connection and overtake commands on the first.
-        let held = client.held.filter(|_| client.in_flight() > 0).and_then(|held| self.up.get(held));
-        if held.is_some_and(|link| link.node() != node) || !client.may_take(lane) {
-            return Err(Flow::Stall(Stall::Barrier));
-        }
-        match self.acquire(handle, node, lane) {
-            Acquired::Wait => Err(Flow::Stall(Stall::Exclusive)),
-            acquired => Ok(acquired),
-        }
+/// Acquires an exclusive connection for a command, or returns the flow of the command without one.
+pub(super) fn take_exclusive(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
+    let Some(client) = cx.down.get_mut(handle) else { return Err(Flow::Close) };
+    // A client has at most one exclusive connection with commands in flight. With two, a reply on one could come too
+    // early and pause it, and nothing would resume it. And a third command to the first node would take a third
+    // connection and overtake commands on the first.
+    let held = client.held.filter(|_| client.in_flight() > 0).and_then(|held| cx.up.get(held));
+    if held.is_some_and(|link| link.node() != node) || !client.may_take(lane) {
+        return Err(Flow::Stall(Stall::Barrier));
     }
-
-    /// Returns a free connection, or puts the client in line.
-    pub(super) fn acquire(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
-        let Some(client) = self.down.get_mut(handle) else { return Acquired::Wait };
-        let resp3 = client.resp3;
-        if let Some(refusal) = client.refusal.take() {
-            return Acquired::Refused(refusal.into());
-        }
-        if let Some(held) = client.held {
-            let fits = |l: &Link| {
-                l.node() == node
-                    && l.lane() == lane
-                    && l.resp3() == resp3
-                    && l.phase() == Phase::Up
-                    && l.holder() == handle
-            };
-            if self.up.get(held).is_some_and(fits) {
-                return Acquired::Link(held);
-            }
-            if client.in_flight() == 0 {
-                // Kept for a command that now goes elsewhere.
-                client.held = None;
-                self.up.abandon_of(&self.turn, handle, held);
-            }
-        }
-        if self.turn.node_fails(node) {
-            return Acquired::Refused(self.turn.down_text(node));
-        }
-        if let Some(link) = self.up.take_free(node, lane, resp3) {
-            return Acquired::Link(link);
-        }
-        self.down.stall(&self.turn, handle, Stall::Exclusive);
-        self.up.wait_for_connection(&self.turn, handle, node, lane, resp3);
-        Acquired::Wait
+    match acquire(cx, handle, node, lane) {
+        Acquired::Wait => Err(Flow::Stall(Stall::Exclusive)),
+        acquired => Ok(acquired),
     }
+}
 
-    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq`: number of a command whose
-    /// reply is already pending.
-    pub(super) fn push_exclusive(
-        &mut self,
-        handle: Handle,
-        link_handle: Handle,
-        call: Call<'_>,
-        request: &[u8],
-        class: u8,
-        seq: Option<u32>,
-    ) {
-        let epoch = self.turn.routing().topology.epoch() as u32;
-        let Some(client) = self.down.get_mut(handle) else { return };
-        let seq = seq.unwrap_or_else(|| client.owe(self.turn.now_us(), class));
-        client.held = Some(link_handle);
-        let (database, no_touch) = (client.database, client.no_touch);
-        let downgraded = self.up.get(link_handle).is_some_and(|l| l.is_downgraded());
-        let shape = if downgraded { shape_of(&self.turn, request) } else { Shape::Plain };
-        let Some(link) = self.up.get_mut(link_handle) else { return };
-        let node = link.node();
-        let kept = if self.hooks.slow.is_on() { &request[..request.len().min(super::slowlog::KEPT)] } else { &[] };
-        link.begin_command(handle, shape, kept);
-        let pending = Pending {
-            who: handle,
-            seq,
-            len: 0,
-            sent_us: self.turn.now_us() as u32,
-            epoch,
-            purpose: Purpose::Client,
-            class,
-            again: Again::Never,
-            is_long: false,
-            end: CommandSeq::NONE,
-            cacheable: self.turn.cacheable(),
+/// Returns a free connection, or puts the client in line.
+pub(super) fn acquire(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
+    let Some(client) = cx.down.get_mut(handle) else { return Acquired::Wait };
+    let resp3 = client.resp3;
+    if let Some(refusal) = client.refusal.take() {
+        return Acquired::Refused(refusal.into());
+    }
+    if let Some(held) = client.held {
+        let fits = |l: &Link| {
+            l.node() == node && l.lane() == lane && l.resp3() == resp3 && l.phase() == Phase::Up && l.holder() == handle
         };
-        link.touch_as(no_touch, pending);
-        let request = self.hooks.pass(&self.turn, KeyedCommand { call, node, database }, request, pending);
-        self.up.push(link_handle, request);
+        if cx.up.get(held).is_some_and(fits) {
+            return Acquired::Link(held);
+        }
+        if client.in_flight() == 0 {
+            // Kept for a command that now goes elsewhere.
+            client.held = None;
+            cx.up.abandon_of(&cx.turn, handle, held);
+        }
     }
+    if cx.turn.node_fails(node) {
+        return Acquired::Refused(cx.turn.down_text(node));
+    }
+    if let Some(link) = cx.up.take_free(node, lane, resp3) {
+        return Acquired::Link(link);
+    }
+    cx.down.stall(&cx.turn, handle, Stall::Exclusive);
+    cx.up.wait_for_connection(&cx.turn, handle, node, lane, resp3);
+    Acquired::Wait
+}
+
+/// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq`: number of a command whose
+/// reply is already pending.
+pub(super) fn push_exclusive(
+    cx: &mut Context,
+    handle: Handle,
+    link_handle: Handle,
+    call: Call<'_>,
+    request: &[u8],
+    class: u8,
+    seq: Option<u32>,
+) {
+    let epoch = cx.turn.routing().topology.epoch() as u32;
+    let Some(client) = cx.down.get_mut(handle) else { return };
+    let seq = seq.unwrap_or_else(|| client.owe(cx.turn.now_us(), class));
+    client.held = Some(link_handle);
+    let (database, no_touch) = (client.database, client.no_touch);
+    let downgraded = cx.up.get(link_handle).is_some_and(|l| l.is_downgraded());
+    let shape = if downgraded { shape_of(&cx.turn, request) } else { Shape::Plain };
+    let Some(link) = cx.up.get_mut(link_handle) else { return };
+    let node = link.node();
+    let kept = if cx.hooks.slow.is_on() { &request[..request.len().min(super::slowlog::KEPT)] } else { &[] };
+    link.begin_command(handle, shape, kept);
+    let pending = Pending {
+        who: handle,
+        seq,
+        len: 0,
+        sent_us: cx.turn.now_us() as u32,
+        epoch,
+        purpose: Purpose::Client,
+        class,
+        again: Again::Never,
+        is_long: false,
+        end: CommandSeq::NONE,
+        cacheable: cx.turn.cacheable(),
+    };
+    link.touch_as(no_touch, pending);
+    let request = cx.hooks.pass(&cx.turn, KeyedCommand { call, node, database }, request, pending);
+    cx.up.push(link_handle, request);
 }

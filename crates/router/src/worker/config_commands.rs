@@ -115,8 +115,8 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         if !args.len().is_multiple_of(2) {
-            return self.down.refuse(
-                &self.turn,
+            return self.cx.down.refuse(
+                &self.cx.turn,
                 handle,
                 class,
                 "ERR wrong number of arguments for 'config|set' command",
@@ -126,7 +126,7 @@ impl Worker {
             args.iter().skip(2).step_by(2).map(|n| String::from_utf8_lossy(n).to_ascii_lowercase()).collect();
         if let Some(name) = names.iter().enumerate().find_map(|(at, name)| names[..at].contains(name).then_some(name)) {
             let text = format!("ERR CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter");
-            return self.down.refuse(&self.turn, handle, class, &text);
+            return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
         }
         let own: Vec<&Settable> = names.iter().filter_map(|name| SETTABLE.iter().find(|s| s.name == name)).collect();
         let is_own = |name: &String| own.iter().any(|s| s.name == name);
@@ -138,22 +138,22 @@ impl Worker {
                 None if !is_allowed(name) => "allow it with nodes.config-set, or call it at each node",
                 None => continue,
             };
-            return self.down.refuse(
-                &self.turn,
+            return self.cx.down.refuse(
+                &self.cx.turn,
                 handle,
                 class,
                 &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}"),
             );
         }
         if !own.is_empty() && own.len() < names.len() {
-            return self.down.refuse(
-                &self.turn,
+            return self.cx.down.refuse(
+                &self.cx.turn,
                 handle,
                 class,
                 "ERR settings of the router and of the nodes cannot be set by one CONFIG SET",
             );
         }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         let id = client.details.id;
         if own.is_empty() {
             if !client.may_take(Lane::Main) {
@@ -161,8 +161,8 @@ impl Worker {
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
             return self.gathers.fan_out(
-                &self.turn,
-                &mut self.down,
+                &self.cx.turn,
+                &mut self.cx.down,
                 FanOut {
                     client: handle,
                     lane: Lane::Main,
@@ -193,10 +193,10 @@ impl Worker {
                 },
             };
             let text = format!("ERR CONFIG SET failed (possibly related to argument '{}') - {why}", settable.name);
-            return self.down.refuse(&self.turn, handle, class, &text);
+            return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
         }
         tracing::info!(client = id, settings = names.join(" "), "CONFIG SET, until the next reload or restart");
-        self.turn.shared().change_routing(|routing| {
+        self.cx.turn.shared().change_routing(|routing| {
             let mut overrides = (*routing.overrides).clone();
             own.iter().zip(&numbers).for_each(|(settable, number)| overrides.set(settable, *number));
             let live = overrides.over((*routing.live).clone());
@@ -204,7 +204,7 @@ impl Worker {
         });
         // The calling client sees the change at once; other workers adopt it in their next turn.
         self.adopt_routing();
-        self.down.answer(&self.turn, handle, class, b"+OK\r\n");
+        self.cx.down.answer(&self.cx.turn, handle, class, b"+OK\r\n");
         Flow::Next
     }
 }

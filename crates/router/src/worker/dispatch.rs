@@ -14,11 +14,13 @@ use switchyard_resp::request::Args;
 
 use super::clients::Downstreams;
 use super::colocate::wait_for_colocation;
+use super::context::Context;
 use super::cross_slot::spans_slots;
 use super::fan_out::FanOutScope;
-use super::gather::{Aggregation, FanOut};
+use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
+use super::large::forward_large;
 use super::login::{guard, guarded};
 use super::monitor::{Monitors, gate_monitor};
 use super::outage::Needs;
@@ -28,6 +30,8 @@ use super::pubsub::clients::note_own_publish;
 use super::pubsub::commands::gate_subscriber;
 use super::queueing::{abort_transaction, wrong_arity};
 use super::quiesce::{flush_quietly, look_quietly, wait_to_change_functions};
+use super::reissued::ReissuedCommands;
+use super::scripts::script;
 use super::tracking::Tracking;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
@@ -69,31 +73,31 @@ impl Worker {
     ) -> Flow {
         let command = match routing.commands.find(args) {
             Lookup::Command(command) => command,
-            other => return unknown(&self.turn, &mut self.down, handle, &other, args),
+            other => return unknown(&self.cx.turn, &mut self.cx.down, handle, &other, args),
         };
         if !command.arity_ok(args.len()) {
-            return wrong_arity(&self.turn, &mut self.down, handle, command);
+            return wrong_arity(&self.cx.turn, &mut self.cx.down, handle, command);
         }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         if client.guard != 0
-            && let Some(flow) = guarded(&self.turn, &mut self.down, &mut self.hooks, handle, command, args)
+            && let Some(flow) = guarded(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, handle, command, args)
         {
             return flow;
         }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         client.last_command = command.id;
         let in_multi = client.in_multi;
-        let special = client.gated || self.pauses.is_any() || !self.monitors.is_empty() || self.up.outages().any();
-        if special && let Some(flow) = self.pauses.gate(&self.turn, &mut self.down, handle, command) {
+        let special = client.gated || self.pauses.is_any() || !self.monitors.is_empty() || self.cx.up.outages().any();
+        if special && let Some(flow) = self.pauses.gate(&self.cx.turn, &mut self.cx.down, handle, command) {
             return flow;
         }
         if !routing.topology.is_settled() {
-            match self.in_transit(routing, handle, command, args) {
+            match self.large_keys.in_transit(&mut self.cx, routing, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
                     let flow = self.reissued_commands.wait_on_the_way(
-                        &self.turn,
-                        &mut self.down,
+                        &self.cx.turn,
+                        &mut self.cx.down,
                         routing,
                         handle,
                         command,
@@ -101,9 +105,9 @@ impl Worker {
                         args,
                     );
                     executed(
-                        &self.turn,
-                        &mut self.down,
-                        &mut self.hooks,
+                        &self.cx.turn,
+                        &mut self.cx.down,
+                        &mut self.cx.hooks,
                         &mut self.tracking,
                         &mut self.monitors,
                         handle,
@@ -116,11 +120,11 @@ impl Worker {
                 }
                 Transit::Instead(flow) => return flow,
                 Transit::Ask(asks) => {
-                    let flow = self.gathers.double_read(&self.turn, &mut self.down, handle, command, &asks, raw);
+                    let flow = self.gathers.double_read(&self.cx.turn, &mut self.cx.down, handle, command, &asks, raw);
                     executed(
-                        &self.turn,
-                        &mut self.down,
-                        &mut self.hooks,
+                        &self.cx.turn,
+                        &mut self.cx.down,
+                        &mut self.cx.hooks,
                         &mut self.tracking,
                         &mut self.monitors,
                         handle,
@@ -133,9 +137,9 @@ impl Worker {
                 }
                 Transit::Moved(routing) => {
                     // A replica may be older than the move.
-                    self.hooks.detour = true;
+                    self.cx.hooks.detour = true;
                     let flow = self.execute(&routing, handle, command, raw, args, special, in_multi);
-                    self.hooks.detour = false;
+                    self.cx.hooks.detour = false;
                     return flow;
                 }
             }
@@ -156,11 +160,11 @@ impl Worker {
         in_multi: bool,
     ) -> Flow {
         let class = command.class() as u8;
-        if special && self.up.outages().any() {
-            let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-            let is_detour = self.hooks.detour;
-            let needs = Needs { turn: &self.turn, routing, large_keys: &self.large_keys, handle, client, is_detour };
-            if needs.lost_node(&mut self.up, command, args) {
+        if special && self.cx.up.outages().any() {
+            let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
+            let is_detour = self.cx.hooks.detour;
+            let needs = Needs { turn: &self.cx.turn, routing, large_keys: &self.large_keys, handle, client, is_detour };
+            if needs.lost_node(&mut self.cx.up, command, args) {
                 // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
                 client.refusal = None;
                 // The command has passed its limits, and is dispatched again.
@@ -171,28 +175,35 @@ impl Worker {
         if in_multi {
             let flow = self.in_multi(routing, handle, command, raw, args);
             if special && matches!(flow, Flow::Next | Flow::Close) {
-                self.monitors.feed_monitors(&self.turn, &mut self.down, handle, command, args);
-                self.tracking.note_tracked_read(&self.turn, &mut self.down, &mut self.hooks, handle, command, args);
-                note_own_publish(&mut self.down, handle, command);
+                self.monitors.feed_monitors(&self.cx.turn, &mut self.cx.down, handle, command, args);
+                self.tracking.note_tracked_read(
+                    &self.cx.turn,
+                    &mut self.cx.down,
+                    &mut self.cx.hooks,
+                    handle,
+                    command,
+                    args,
+                );
+                note_own_publish(&mut self.cx.down, handle, command);
             }
             return flow;
         }
         let flow = match command.handling {
             Handling::Keyed => self.keyed(routing, handle, command, raw, args),
-            Handling::Split(how) => self.split(routing, handle, command, how, raw, args),
+            Handling::Split(how) => self.gathers.split(&mut self.cx, routing, handle, command, how, raw, args),
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
-            Handling::Any => self.any(routing, handle, command, raw, args),
+            Handling::Any => self.gathers.any(&mut self.cx, routing, handle, command, raw, args),
             Handling::Local(local) => self.local(routing, handle, command, local, raw, args),
             Handling::OnlyNode(_) if routing.topology.only_node().is_some() => {
-                self.at_only_node(routing, handle, command, raw, args)
+                self.reissued_commands.at_only_node(&mut self.cx, routing, handle, command, raw, args)
             }
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
-                self.down.refuse(&self.turn, handle, class, &text);
+                self.cx.down.refuse(&self.cx.turn, handle, class, &text);
                 // A debugger runs its script next, despite the error, and expects that nothing is changed.
                 match &*command.name {
                     "SCRIPT|DEBUG" => {
-                        self.down.close_after_replies(handle);
+                        self.cx.down.close_after_replies(handle);
                         Flow::Close
                     }
                     _ => Flow::Next,
@@ -200,9 +211,9 @@ impl Worker {
             }
         };
         executed(
-            &self.turn,
-            &mut self.down,
-            &mut self.hooks,
+            &self.cx.turn,
+            &mut self.cx.down,
+            &mut self.cx.hooks,
             &mut self.tracking,
             &mut self.monitors,
             handle,
@@ -228,330 +239,122 @@ impl Worker {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if command.flags.has(Flags::CURSOR) {
                     let node = routing.topology.lives_at(key);
-                    let flow = self.gathers.element_scan(&self.turn, &mut self.down, handle, command, node, raw, args);
-                    return flow.unwrap_or_else(|| self.forward(handle, command, args, node, raw));
+                    let flow =
+                        self.gathers.element_scan(&self.cx.turn, &mut self.cx.down, handle, command, node, raw, args);
+                    return flow.unwrap_or_else(|| forward(&mut self.cx, handle, command, args, node, raw));
                 }
                 if self.large_keys.suggests(command, key) {
-                    return self.forward_large(handle, command, args, routing.topology.lives_at(key), raw);
+                    return forward_large(&mut self.cx, handle, command, args, routing.topology.lives_at(key), raw);
                 }
                 if command.flags.has(Flags::COPYABLE)
-                    && self.hooks.hot.is_used()
-                    && let Some(flow) = copied(self, handle, routing, command, key, raw)
+                    && self.cx.hooks.hot.is_used()
+                    && let Some(flow) = copied(&mut self.cx, handle, routing, command, key, raw)
                 {
                     return flow;
                 }
                 routing.topology.lives_at(key)
             }
             None => {
-                let mut keys = std::mem::take(&mut self.hooks.keys);
+                let mut keys = std::mem::take(&mut self.cx.hooks.keys);
                 keys.clear();
                 let found = command.find_keys(args, &mut keys);
                 let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-                self.hooks.keys = keys;
+                self.cx.hooks.keys = keys;
                 match (found, target) {
                     (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {
-                        Some(node) => return self.together(routing, handle, command, node, Limit::Unnamed, raw, args),
-                        None => return self.down.refuse(&self.turn, handle, class, &error.text(command)),
+                        Some(node) => {
+                            return self.reissued_commands.together(
+                                &mut self.cx,
+                                routing,
+                                handle,
+                                command,
+                                node,
+                                Limit::Unnamed,
+                                raw,
+                                args,
+                            );
+                        }
+                        None => return self.cx.down.refuse(&self.cx.turn, handle, class, &error.text(command)),
                     },
                     (Ok(()), Route::Together(node)) => {
-                        return self.together(routing, handle, command, node, Limit::Slots, raw, args);
+                        return self.reissued_commands.together(
+                            &mut self.cx,
+                            routing,
+                            handle,
+                            command,
+                            node,
+                            Limit::Slots,
+                            raw,
+                            args,
+                        );
                     }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if routing.topology.has_override(slot)
-                            && self.hooks.uses_undeclared(&self.turn, routing, command, args) =>
+                            && self.cx.hooks.uses_undeclared(&self.cx.turn, routing, command, args) =>
                     {
-                        let text = undeclared_text(&self.turn, routing, slot);
+                        let text = undeclared_text(&self.cx.turn, routing, slot);
                         let waits = wait_for_colocation(
-                            &self.turn,
-                            &mut self.down,
+                            &self.cx.turn,
+                            &mut self.cx.down,
                             handle,
                             &command.name,
                             ColocationRequest::Slot(slot),
                             text,
                         );
-                        return waits.unwrap_or_else(|text| self.down.refuse(&self.turn, handle, class, &text));
+                        return waits.unwrap_or_else(|text| self.cx.down.refuse(&self.cx.turn, handle, class, &text));
                     }
                     (Ok(()), Route::Owner(slot, node))
                         if command.flags.has(Flags::BLOCKING) && command.blocks(args) =>
                     {
-                        return self.block(handle, command, node, Waited::Of(slot), raw, args);
+                        return self.reissued_commands.block(
+                            &mut self.cx,
+                            handle,
+                            command,
+                            node,
+                            Waited::Of(slot),
+                            raw,
+                            args,
+                        );
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
                         return match self.gathers.cross_slot(
-                            &self.turn,
-                            &mut self.down,
-                            &mut self.hooks,
+                            &self.cx.turn,
+                            &mut self.cx.down,
+                            &mut self.cx.hooks,
                             routing,
                             handle,
                             command,
                             args,
                         ) {
                             Ok(flow) => flow,
-                            Err(node) => self.forward(handle, command, args, node, raw),
+                            Err(node) => forward(&mut self.cx, handle, command, args, node, raw),
                         };
                     }
-                    (Ok(()), Route::Anywhere) => match self.up.choose_node(&self.turn, routing) {
+                    (Ok(()), Route::Anywhere) => match self.cx.up.choose_node(&self.cx.turn, routing) {
                         Some(node) => node,
-                        None => return self.down.refuse_all_down(&self.turn, handle, class),
+                        None => return self.cx.down.refuse_all_down(&self.cx.turn, handle, class),
                     },
                 }
             }
         };
         if command.flags.has(Flags::SCRIPT) {
-            return self.script(routing, handle, command, node, raw, args);
+            return script(&mut self.cx, routing, handle, command, node, raw, args);
         }
-        self.forward(handle, command, args, node, raw)
-    }
-
-    /// Executes a command without keys that requires a single node: its nodes are unknown, or several nodes cannot
-    /// execute it atomically.
-    #[cold]
-    fn at_only_node(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let Some(node) = routing.topology.only_node() else {
-            return self.down.refuse_all_down(&self.turn, handle, command.class() as u8);
-        };
-        let flow = match command.flags.has(Flags::BLOCKING) {
-            true => self.block(handle, command, node, Waited::Nothing, raw, args),
-            false => self.forward(handle, command, args, node, raw),
-        };
-        if flow == Flow::Next {
-            self.hooks.tally.note(&command.name, Limit::EveryNode);
-        }
-        flow
-    }
-
-    /// Executes a command that only works because its node has all keys.
-    #[cold]
-    #[allow(clippy::too_many_arguments)] // results of `keyed`
-    fn together(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        limit: Limit,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
-            let first = self.hooks.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
-            self.block(handle, command, node, Waited::OfSeveral(routing.topology.slot_of(first)), raw, args)
-        } else if command.flags.has(Flags::SCRIPT) {
-            self.script(routing, handle, command, node, raw, args)
-        } else {
-            self.forward(handle, command, args, node, raw)
-        };
-        // Some are supported with several nodes as well.
-        let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
-        if flow == Flow::Next && is_limited {
-            self.hooks.tally.note(&command.name, limit);
-        }
-        flow
-    }
-
-    /// Passes a command to the shared connection of a node.
-    #[inline]
-    pub(super) fn forward(
-        &mut self,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-        node: NodeId,
-        raw: &[u8],
-    ) -> Flow {
-        let class = command.class() as u8;
-        let read_only = command.flags.has(Flags::READONLY);
-        let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let mut replica = None;
-        if client.reads != Reads::Primary
-            && !self.hooks.detour
-            && lane == Lane::Main
-            && read_only
-            && let Some(reads) = client.replica_policy()
-        {
-            replica = match self.up.replica_for(&self.turn, handle, reads, client.resp3, node) {
-                Ok(link) => link,
-                Err(text) => {
-                    self.down.refuse_read(&self.turn, handle, class, &text);
-                    return Flow::Next;
-                }
-            };
-            lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
-        }
-        if !client.may_take(lane) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let link_handle = replica.unwrap_or_else(|| self.up.shared_link(&self.turn, node, lane, client.resp3));
-        let Some(link) = self.up.get(link_handle) else { return Flow::Close };
-        let has_room = link.has_room(UNSENT_HIGH);
-        if !link.takes_commands() && (replica.is_some() || !self.up.is_worth_another_try(&self.turn, link_handle)) {
-            let text = self.turn.down_text(node);
-            return self.down.refuse(&self.turn, handle, class, &text);
-        }
-        if !has_room && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
-            return Flow::Stall(Stall::Upstream);
-        }
-        let seq = client.owe_at(Some(node), self.turn.now_us(), class);
-        if !read_only {
-            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
-        }
-        let (database, no_touch) = (client.database, client.no_touch);
-        let pending = Pending {
-            who: handle,
-            seq,
-            len: 0,
-            sent_us: self.turn.now_us() as u32,
-            epoch: self.turn.routing().topology.epoch() as u32,
-            purpose: Purpose::Client,
-            class,
-            again: match read_only {
-                _ if command.flags.has(Flags::SCRIPT) => Again::Heals,
-                true => Again::Reads,
-                false => Again::Never,
-            },
-            is_long: false,
-            end: CommandSeq::NONE,
-            cacheable: self.turn.cacheable(),
-        };
-        let keyed = KeyedCommand { call: Call::Found(command, args), node, database };
-        let request = self.hooks.pass(&self.turn, keyed, raw, pending);
-        self.up.push_for(link_handle, no_touch, request);
-        Flow::Next
-    }
-
-    fn any(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        if command.name.starts_with("COMMAND") {
-            return self.query_commands(routing, handle, command, raw, args);
-        }
-        match self.up.choose_node(&self.turn, routing) {
-            Some(node) if command.name == "FUNCTION|LIST" => {
-                let flow = self.gathers.function_list(&self.turn, &mut self.down, handle, command, node, raw, args);
-                flow.unwrap_or_else(|| self.forward(handle, command, args, node, raw))
-            }
-            Some(node) => self.forward(handle, command, args, node, raw),
-            None => self.down.refuse_all_down(&self.turn, handle, command.class() as u8),
-        }
-    }
-
-    fn split(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        how: Split,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
-        let mut indexes = std::mem::take(&mut self.hooks.keys);
-        indexes.clear();
-        let found = command.find_keys(args, &mut indexes);
-        if let Err(error) = found {
-            self.hooks.keys = indexes;
-            return self.down.refuse(&self.turn, handle, class, &error.text(command));
-        }
-        let flow = self.split_keys(routing, handle, command, how, raw, args, &indexes);
-        self.hooks.keys = indexes;
-        flow
-    }
-
-    #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
-    fn split_keys(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        how: Split,
-        raw: &[u8],
-        args: &Args<'_>,
-        indexes: &[u32],
-    ) -> Flow {
-        let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
-        if self.hooks.hot.is_used()
-            && let Some(flow) = copies_of(self, handle, routing, command, how, raw, args, indexes)
-        {
-            return flow;
-        }
-        // Usual case: all keys are at one node, which executes the whole command.
-        let mut owners = indexes.iter().map(|i| routing.topology.lives_at(key(i)));
-        if let Some(first) = owners.next()
-            && owners.all(|o| o == first)
-        {
-            return self.forward(handle, command, args, first, raw);
-        }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Main) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let class = command.class() as u8;
-        let parts = split(&routing.topology, indexes.iter().map(key));
-        let whole = match how {
-            Split::Values => {
-                let mut layout = vec![0; indexes.len()];
-                for (number, part) in parts.iter().enumerate() {
-                    for place in &part.keys {
-                        layout[*place as usize] = number as u16;
-                    }
-                }
-                Aggregation::Values { layout }
-            }
-            Split::Pairs => Aggregation::Merged(Merge::Same),
-            Split::Count if command.flags.has(Flags::WRITE) => Aggregation::Merged(Merge::Sum),
-            Split::Count => Aggregation::Read(Merge::Sum),
-        };
-        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, handle, class, parts.len(), whole)
-        else {
-            return Flow::Close;
-        };
-        self.turn.counters().fragments.add(parts.len() as u64);
-        let per_key = if how == Split::Pairs { 2 } else { 1 };
-        let mut request = Vec::new();
-        for (number, part) in parts.iter().enumerate() {
-            if how != Split::Values
-                && let Some(client) = self.down.get_mut(handle)
-            {
-                client.written.add(part.node, Since::now(self.turn.shared(), self.turn.routing()));
-            }
-            request.clear();
-            encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
-            encode::bulk(&mut request, args.get(0).unwrap_or_default());
-            for place in &part.keys {
-                let index = indexes[*place as usize] as usize;
-                for offset in 0..per_key {
-                    encode::bulk(&mut request, args.get(index + offset).unwrap_or_default());
-                }
-            }
-            self.send_parts(gather, number as u32, part.node, Lane::Main, &[&request], class);
-        }
-        Flow::Next
+        forward(&mut self.cx, handle, command, args, node, raw)
     }
 
     fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
         let changes_functions =
             matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
         if changes_functions
-            && let Some(flow) = wait_to_change_functions(&self.turn, &mut self.down, handle, command.class() as u8)
+            && let Some(flow) =
+                wait_to_change_functions(&self.cx.turn, &mut self.cx.down, handle, command.class() as u8)
         {
             return flow;
         }
         let flow = self.every_now(handle, command, merge, raw, args);
-        if changes_functions && let Some(client) = self.down.get_mut(handle) {
+        if changes_functions && let Some(client) = self.cx.down.get_mut(handle) {
             // A started change keeps the movers quiesced. After a refusal they resume.
             client.quieting = None;
         }
@@ -560,15 +363,15 @@ impl Worker {
 
     fn every_now(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
         let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
         if let Some(flow) = self.gathers.every_script(
-            &self.turn,
-            &self.up,
-            &mut self.down,
-            &mut self.hooks,
+            &self.cx.turn,
+            &self.cx.up,
+            &mut self.cx.down,
+            &mut self.cx.hooks,
             handle,
             lane,
             command,
@@ -577,13 +380,13 @@ impl Worker {
             return flow;
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
-        let waits = self.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
-        if waits || !self.turn.routing().moves.by_id.is_empty() || !self.turn.routing().topology.is_settled() {
+        let waits = self.cx.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
+        if waits || !self.cx.turn.routing().moves.by_id.is_empty() || !self.cx.turn.routing().topology.is_settled() {
             match &*command.name {
                 "FLUSHALL" | "FLUSHDB" => {
                     return flush_quietly(
-                        &self.turn,
-                        &mut self.down,
+                        &self.cx.turn,
+                        &mut self.cx.down,
                         &mut self.gathers,
                         &mut self.quiesce,
                         handle,
@@ -594,8 +397,8 @@ impl Worker {
                 }
                 "DBSIZE" | "KEYS" => {
                     return look_quietly(
-                        &self.turn,
-                        &mut self.down,
+                        &self.cx.turn,
+                        &mut self.cx.down,
                         &mut self.gathers,
                         &mut self.quiesce,
                         handle,
@@ -609,9 +412,9 @@ impl Worker {
             }
         }
         if command.flags.has(Flags::WRITE) {
-            let nodes = self.turn.data_nodes().all();
-            if let Some(client) = self.down.get_mut(handle) {
-                let since = Since::now(self.turn.shared(), self.turn.routing());
+            let nodes = self.cx.turn.data_nodes().all();
+            if let Some(client) = self.cx.down.get_mut(handle) {
+                let since = Since::now(self.cx.turn.shared(), self.cx.turn.routing());
                 nodes.into_iter().for_each(|node| client.written.add(node, since));
             }
         }
@@ -623,8 +426,8 @@ impl Worker {
             _ => Aggregation::Merged(merge),
         };
         self.gathers.fan_out(
-            &self.turn,
-            &mut self.down,
+            &self.cx.turn,
+            &mut self.cx.down,
             FanOut { client: handle, lane, reach, requests: vec![raw.to_vec()], class: command.class() as u8, whole },
         )
     }
@@ -745,5 +548,251 @@ impl Pauses {
             return Some(flow);
         }
         self.is_held_back(turn, down, handle, command).then_some(Flow::Stall(Stall::Paused))
+    }
+}
+
+impl ReissuedCommands {
+    /// Executes a command without keys that requires a single node: its nodes are unknown, or several nodes cannot
+    /// execute it atomically.
+    #[cold]
+    fn at_only_node(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let Some(node) = routing.topology.only_node() else {
+            return cx.down.refuse_all_down(&cx.turn, handle, command.class() as u8);
+        };
+        let flow = match command.flags.has(Flags::BLOCKING) {
+            true => self.block(cx, handle, command, node, Waited::Nothing, raw, args),
+            false => forward(cx, handle, command, args, node, raw),
+        };
+        if flow == Flow::Next {
+            cx.hooks.tally.note(&command.name, Limit::EveryNode);
+        }
+        flow
+    }
+
+    /// Executes a command that only works because its node has all keys.
+    #[cold]
+    #[allow(clippy::too_many_arguments)] // results of `keyed`
+    fn together(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        limit: Limit,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
+            let first = cx.hooks.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
+            self.block(cx, handle, command, node, Waited::OfSeveral(routing.topology.slot_of(first)), raw, args)
+        } else if command.flags.has(Flags::SCRIPT) {
+            script(cx, routing, handle, command, node, raw, args)
+        } else {
+            forward(cx, handle, command, args, node, raw)
+        };
+        // Some are supported with several nodes as well.
+        let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
+        if flow == Flow::Next && is_limited {
+            cx.hooks.tally.note(&command.name, limit);
+        }
+        flow
+    }
+}
+
+/// Passes a command to the shared connection of a node.
+#[inline]
+pub(super) fn forward(
+    cx: &mut Context,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    node: NodeId,
+    raw: &[u8],
+) -> Flow {
+    let class = command.class() as u8;
+    let read_only = command.flags.has(Flags::READONLY);
+    let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
+    let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+    let mut replica = None;
+    if client.reads != Reads::Primary
+        && !cx.hooks.detour
+        && lane == Lane::Main
+        && read_only
+        && let Some(reads) = client.replica_policy()
+    {
+        replica = match cx.up.replica_for(&cx.turn, handle, reads, client.resp3, node) {
+            Ok(link) => link,
+            Err(text) => {
+                cx.down.refuse_read(&cx.turn, handle, class, &text);
+                return Flow::Next;
+            }
+        };
+        lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
+    }
+    if !client.may_take(lane) {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let link_handle = replica.unwrap_or_else(|| cx.up.shared_link(&cx.turn, node, lane, client.resp3));
+    let Some(link) = cx.up.get(link_handle) else { return Flow::Close };
+    let has_room = link.has_room(UNSENT_HIGH);
+    if !link.takes_commands() && (replica.is_some() || !cx.up.is_worth_another_try(&cx.turn, link_handle)) {
+        let text = cx.turn.down_text(node);
+        return cx.down.refuse(&cx.turn, handle, class, &text);
+    }
+    if !has_room && cx.up.is_full(link_handle, handle, UNSENT_HIGH) {
+        return Flow::Stall(Stall::Upstream);
+    }
+    let seq = client.owe_at(Some(node), cx.turn.now_us(), class);
+    if !read_only {
+        client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+    }
+    let (database, no_touch) = (client.database, client.no_touch);
+    let pending = Pending {
+        who: handle,
+        seq,
+        len: 0,
+        sent_us: cx.turn.now_us() as u32,
+        epoch: cx.turn.routing().topology.epoch() as u32,
+        purpose: Purpose::Client,
+        class,
+        again: match read_only {
+            _ if command.flags.has(Flags::SCRIPT) => Again::Heals,
+            true => Again::Reads,
+            false => Again::Never,
+        },
+        is_long: false,
+        end: CommandSeq::NONE,
+        cacheable: cx.turn.cacheable(),
+    };
+    let keyed = KeyedCommand { call: Call::Found(command, args), node, database };
+    let request = cx.hooks.pass(&cx.turn, keyed, raw, pending);
+    cx.up.push_for(link_handle, no_touch, request);
+    Flow::Next
+}
+
+impl Gathers {
+    fn any(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        if command.name.starts_with("COMMAND") {
+            return self.query_commands(cx, routing, handle, command, raw, args);
+        }
+        match cx.up.choose_node(&cx.turn, routing) {
+            Some(node) if command.name == "FUNCTION|LIST" => {
+                let flow = self.function_list(&cx.turn, &mut cx.down, handle, command, node, raw, args);
+                flow.unwrap_or_else(|| forward(cx, handle, command, args, node, raw))
+            }
+            Some(node) => forward(cx, handle, command, args, node, raw),
+            None => cx.down.refuse_all_down(&cx.turn, handle, command.class() as u8),
+        }
+    }
+
+    fn split(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        how: Split,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let class = command.class() as u8;
+        let mut indexes = std::mem::take(&mut cx.hooks.keys);
+        indexes.clear();
+        let found = command.find_keys(args, &mut indexes);
+        if let Err(error) = found {
+            cx.hooks.keys = indexes;
+            return cx.down.refuse(&cx.turn, handle, class, &error.text(command));
+        }
+        let flow = self.split_keys(cx, routing, handle, command, how, raw, args, &indexes);
+        cx.hooks.keys = indexes;
+        flow
+    }
+
+    #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
+    fn split_keys(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        how: Split,
+        raw: &[u8],
+        args: &Args<'_>,
+        indexes: &[u32],
+    ) -> Flow {
+        let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
+        if cx.hooks.hot.is_used()
+            && let Some(flow) = copies_of(cx, handle, routing, command, how, raw, args, indexes)
+        {
+            return flow;
+        }
+        // Usual case: all keys are at one node, which executes the whole command.
+        let mut owners = indexes.iter().map(|i| routing.topology.lives_at(key(i)));
+        if let Some(first) = owners.next()
+            && owners.all(|o| o == first)
+        {
+            return forward(cx, handle, command, args, first, raw);
+        }
+        let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let class = command.class() as u8;
+        let parts = split(&routing.topology, indexes.iter().map(key));
+        let whole = match how {
+            Split::Values => {
+                let mut layout = vec![0; indexes.len()];
+                for (number, part) in parts.iter().enumerate() {
+                    for place in &part.keys {
+                        layout[*place as usize] = number as u16;
+                    }
+                }
+                Aggregation::Values { layout }
+            }
+            Split::Pairs => Aggregation::Merged(Merge::Same),
+            Split::Count if command.flags.has(Flags::WRITE) => Aggregation::Merged(Merge::Sum),
+            Split::Count => Aggregation::Read(Merge::Sum),
+        };
+        let Some(gather) = self.begin_gather(&cx.turn, &mut cx.down, handle, class, parts.len(), whole) else {
+            return Flow::Close;
+        };
+        cx.turn.counters().fragments.add(parts.len() as u64);
+        let per_key = if how == Split::Pairs { 2 } else { 1 };
+        let mut request = Vec::new();
+        for (number, part) in parts.iter().enumerate() {
+            if how != Split::Values
+                && let Some(client) = cx.down.get_mut(handle)
+            {
+                client.written.add(part.node, Since::now(cx.turn.shared(), cx.turn.routing()));
+            }
+            request.clear();
+            encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
+            encode::bulk(&mut request, args.get(0).unwrap_or_default());
+            for place in &part.keys {
+                let index = indexes[*place as usize] as usize;
+                for offset in 0..per_key {
+                    encode::bulk(&mut request, args.get(index + offset).unwrap_or_default());
+                }
+            }
+            self.send_parts(cx, gather, number as u32, part.node, Lane::Main, &[&request], class);
+        }
+        Flow::Next
     }
 }

@@ -13,17 +13,18 @@ use switchyard_resp::command::{Command, Flags, Handling};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
+use super::Stall;
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::{Client, Repeat};
 use super::gather::{Aggregation, Gathers};
-use super::large::LargeKeys;
+use super::large::{LargeKeys, run_repeat};
 use super::multi_step::StepRequest;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
-use super::{Stall, Worker};
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -89,20 +90,20 @@ pub(super) fn fetch_sampled(turn: &Turn, routing: &RoutingSnapshot, look: &KeyLo
 }
 
 /// Handles the replies of the source and target, or of the target alone.
-pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
+pub(super) fn end_double_read(cx: &mut Context, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
     if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_missing_key(part)) {
-        return worker.down.deliver(&worker.turn, handle, asked.seq, shown);
+        return cx.down.deliver(&cx.turn, handle, asked.seq, shown);
     }
     if let ([of_source, _], true) = (parts, asked.as_published) {
-        return worker.down.deliver(&worker.turn, handle, asked.seq, of_source);
+        return cx.down.deliver(&cx.turn, handle, asked.seq, of_source);
     }
-    worker.turn.counters().double_reads_missed.add(u64::from(parts.len() > 1));
+    cx.turn.counters().double_reads_missed.add(u64::from(parts.len() > 1));
     let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
-    let Some(client) = worker.down.get_mut(handle) else { return };
+    let Some(client) = cx.down.get_mut(handle) else { return };
     // The node is chosen again: slots are in transit, or the epoch has changed.
     client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));
     client.lane = Lane::Large;
-    worker.run_repeat(handle);
+    run_repeat(cx, handle);
 }
 
 impl LargeKeys {

@@ -24,13 +24,15 @@
 
 use switchyard_resp::encode;
 
+use super::blocking::{on_unblock, unblock};
 use super::clients::ClientEvent;
 use super::downstream::{Client, Stall};
+use super::gather::FoundRedirect;
 use super::monitor::end_monitor;
 use super::outage::dispatch_waiting;
 use super::pubsub::nodes::needs_pubsub_link;
 use super::reissued::leave_line;
-use super::transactions::fail_watch;
+use super::transactions::{fail_watch, reissue_watches};
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Purpose};
@@ -44,18 +46,20 @@ impl Worker {
     #[inline]
     pub(super) fn settle_events(&mut self) {
         loop {
-            if let Some(event) = self.up.next_event() {
+            if let Some(event) = self.cx.up.next_event() {
                 self.on_event(event);
-            } else if let Some(event) = self.down.next_event() {
+            } else if let Some(event) = self.cx.down.next_event() {
                 self.on_client_event(event);
             } else if self.gathers.has_requests() {
-                self.send_gathers();
-            } else if self.tracking.perform(&self.turn, &mut self.up) {
-                self.tracking.settle_tracking(&self.turn, &mut self.down);
+                self.gathers.send_gathers(&mut self.cx);
+            } else if let Some(FoundRedirect { client, seq, options, parts }) = self.gathers.next_redirect() {
+                self.tracking.redirect_found(&self.cx.turn, &mut self.cx.down, client, seq, *options, &parts);
+            } else if self.tracking.perform(&self.cx.turn, &mut self.cx.up) {
+                self.tracking.settle_tracking(&self.cx.turn, &mut self.cx.down);
             } else if self.pubsub.has_requests() {
-                if let Some(effect) = self.pubsub.perform(&self.turn, &mut self.up) {
-                    let is_served = self.up.is_any_up(&self.turn);
-                    self.pubsub.apply(&self.turn, &mut self.down, effect, is_served);
+                if let Some(effect) = self.pubsub.perform(&self.cx.turn, &mut self.cx.up) {
+                    let is_served = self.cx.up.is_any_up(&self.cx.turn);
+                    self.pubsub.apply(&self.cx.turn, &mut self.cx.down, effect, is_served);
                 }
             } else {
                 return;
@@ -67,38 +71,38 @@ impl Worker {
     fn on_client_event(&mut self, event: ClientEvent) {
         match event {
             ClientEvent::Closed { handle, client } => self.on_closed(handle, *client),
-            ClientEvent::Drained { link } => self.up.unpause(link),
+            ClientEvent::Drained { link } => self.cx.up.unpause(link),
             ClientEvent::GivesBack { client, link } => {
-                if self.up.get(link).is_some_and(|l| l.holder() == client || l.holder() == Handle::NONE) {
-                    self.up.release(&self.turn, link);
+                if self.cx.up.get(link).is_some_and(|l| l.holder() == client || l.holder() == Handle::NONE) {
+                    self.cx.up.release(&self.cx.turn, link);
                 }
             }
-            ClientEvent::Abandons { client, link } => self.up.abandon_of(&self.turn, client, link),
-            ClientEvent::LeavesLine { client } => self.up.leave_pools(client),
-            ClientEvent::OwnWrite { client, keys } => self.tracking.on_own_write(&self.turn, client, &keys),
+            ClientEvent::Abandons { client, link } => self.cx.up.abandon_of(&self.cx.turn, client, link),
+            ClientEvent::LeavesLine { client } => self.cx.up.leave_pools(client),
+            ClientEvent::OwnWrite { client, keys } => self.tracking.on_own_write(&self.cx.turn, client, &keys),
         }
     }
 
     /// Ends everything that a closed client has used.
     fn on_closed(&mut self, handle: Handle, client: Client) {
         if client.stall == Stall::Exclusive {
-            self.up.leave_pools(handle);
+            self.cx.up.leave_pools(handle);
         }
         if let Some(waiting) = &client.waiting {
-            leave_line(&self.turn, waiting);
+            leave_line(&self.cx.turn, waiting);
         }
         let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held.into_iter().chain(watched) {
-            self.up.abandon_of(&self.turn, handle, held);
+            self.cx.up.abandon_of(&self.cx.turn, handle, held);
         }
         if client.monitor {
-            end_monitor(&self.turn, handle);
+            end_monitor(&self.cx.turn, handle);
         }
         if client.tracked.is_some() {
-            self.tracking.end_tracking(&self.turn, &mut self.down, handle);
+            self.tracking.end_tracking(&self.cx.turn, &mut self.cx.down, handle);
         }
         if let Some(subscriber) = client.pubsub {
-            self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
+            self.pubsub.forget_subscriber(&self.cx.turn, handle, &subscriber);
         }
     }
 
@@ -113,10 +117,17 @@ impl Worker {
                 }
                 for (place, ended) in ended.into_iter().enumerate() {
                     let is_expired = ended.is_expired;
-                    let pending = self.hooks.over(&self.turn, ended, b"");
+                    let pending = self.cx.hooks.over(&self.cx.turn, ended, b"");
                     if text.is_none() {
                         if pending.purpose == Purpose::Fill {
-                            hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, b"", true);
+                            hot_copies::filled(
+                                &self.cx.turn,
+                                &mut self.cx.down,
+                                &mut self.cx.hooks,
+                                pending.seq,
+                                b"",
+                                true,
+                            );
                         }
                     } else if !is_expired {
                         let error = if place < in_flight { &perhaps_executed } else { &not_executed };
@@ -132,50 +143,50 @@ impl Worker {
                 }
             }
             Event::PubsubUp { link, node } => {
-                self.tracking.link_up(&self.turn, &mut self.up, link, node);
-                self.pubsub.link_up(&self.turn, &mut self.up, link, node);
+                self.tracking.link_up(&self.cx.turn, &mut self.cx.up, link, node);
+                self.pubsub.link_up(&self.cx.turn, &mut self.cx.up, link, node);
             }
             Event::PubsubFailed { node } => {
-                self.tracking.link_failed(&self.turn, &mut self.down, node);
+                self.tracking.link_failed(&self.cx.turn, &mut self.cx.down, node);
                 self.pubsub.link_failed(node);
             }
             Event::PubsubLost { node } => {
-                self.tracking.tracking_link_lost(&self.turn, &mut self.down, node);
-                self.pubsub.link_lost(&self.turn, &mut self.down, node);
-                let is_member = self.turn.routing().topology.node(node).is_some();
+                self.tracking.tracking_link_lost(&self.cx.turn, &mut self.cx.down, node);
+                self.pubsub.link_lost(&self.cx.turn, &mut self.cx.down, node);
+                let is_member = self.cx.turn.routing().topology.node(node).is_some();
                 if is_member && needs_pubsub_link(&self.tracking, &self.pubsub, node) {
-                    let link = self.up.shared_link(&self.turn, node, Lane::Pubsub, true);
-                    if self.up.get(link).is_none_or(|link| !link.takes_commands()) {
-                        self.up.emit(Event::PubsubFailed { node });
+                    let link = self.cx.up.shared_link(&self.cx.turn, node, Lane::Pubsub, true);
+                    if self.cx.up.get(link).is_none_or(|link| !link.takes_commands()) {
+                        self.cx.up.emit(Event::PubsubFailed { node });
                     }
                 }
             }
-            Event::FillsUp { node, about } => self.hooks.link_up(&self.turn, node, &about),
-            Event::FillsLost { node } => self.hooks.link_lost(&self.turn, node),
-            Event::OutageOver => dispatch_waiting(&self.turn, &mut self.down),
+            Event::FillsUp { node, about } => self.cx.hooks.link_up(&self.cx.turn, node, &about),
+            Event::FillsLost { node } => self.cx.hooks.link_lost(&self.cx.turn, node),
+            Event::OutageOver => dispatch_waiting(&self.cx.turn, &mut self.cx.down),
             Event::Granted { client, link } => {
-                match self.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
+                match self.cx.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
                     Some(waiting) => {
                         waiting.held = Some(link);
-                        self.down.unstall(&self.turn, client);
+                        self.cx.down.unstall(&self.cx.turn, client);
                     }
-                    None => self.up.release(&self.turn, link),
+                    None => self.cx.up.release(&self.cx.turn, link),
                 }
             }
-            Event::Released { client, link } => self.down.forget_held(client, link),
+            Event::Released { client, link } => self.cx.down.forget_held(client, link),
             Event::Refused { client, text } => {
-                if let Some(waiting) = self.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
+                if let Some(waiting) = self.cx.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
                     waiting.refusal = text.map(Into::into).or(waiting.refusal.take());
-                    self.down.unstall(&self.turn, client);
+                    self.cx.down.unstall(&self.cx.turn, client);
                 }
             }
             Event::Room { client } => {
-                if self.down.get(client).is_some_and(|client| client.stall == Stall::Upstream) {
-                    self.down.unstall(&self.turn, client);
+                if self.cx.down.get(client).is_some_and(|client| client.stall == Stall::Upstream) {
+                    self.cx.down.unstall(&self.cx.turn, client);
                 }
             }
-            Event::Abandoned { link } => self.unblock(link, false, None),
-            Event::WatchAwaited { node } => self.reissue_watches(node),
+            Event::Abandoned { link } => unblock(&mut self.cx, link, false, None),
+            Event::WatchAwaited { node } => reissue_watches(&mut self.cx, node),
         }
     }
 
@@ -189,41 +200,43 @@ impl Worker {
             | Purpose::ExecWithoutMulti
             | Purpose::Watch
             | Purpose::Wait => {
-                let holds = self.down.get(pending.who).is_some_and(|c| c.held == Some(link));
-                let streamed = self.down.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
-                if holds && let Some(client) = self.down.get_mut(pending.who) {
+                let holds = self.cx.down.get(pending.who).is_some_and(|c| c.held == Some(link));
+                let streamed = self.cx.down.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
+                if holds && let Some(client) = self.cx.down.get_mut(pending.who) {
                     client.held = None;
                     if let Some(upload) = client.upload.as_deref_mut() {
                         upload.link = None;
                     }
                 }
                 if pending.purpose == Purpose::Watch {
-                    fail_watch(&mut self.down, pending.who);
+                    fail_watch(&mut self.cx.down, pending.who);
                 } else if pending.purpose == Purpose::Wait {
-                    forget_waiting(&mut self.down, pending.who);
+                    forget_waiting(&mut self.cx.down, pending.who);
                 }
                 if streamed {
                     // Half a reply has been sent, so the connection must be closed.
-                    self.down.close_client(&self.turn, pending.who);
+                    self.cx.down.close_client(&self.cx.turn, pending.who);
                 } else if lane == Some(Lane::Blocking) {
-                    self.down.end_as_a_server_would(&self.turn, pending.who, pending.seq);
+                    self.cx.down.end_as_a_server_would(&self.cx.turn, pending.who, pending.seq);
                 } else if lane == Some(Lane::Replica) {
                     // The node itself may be up.
-                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, error);
+                    self.cx.down.deliver_of_node(&self.cx.turn, pending.who, pending.seq, error);
                 } else {
-                    self.down.deliver(&self.turn, pending.who, pending.seq, error);
+                    self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, error);
                 }
             }
-            Purpose::Gather => self.gather_part(pending.who, pending.seq, error),
-            Purpose::Unblock => self.on_unblock(pending.who, error),
-            Purpose::Look => self.on_look(pending.who, pending.seq, error),
+            Purpose::Gather => self.gathers.gather_part(&mut self.cx, pending.who, pending.seq, error),
+            Purpose::Unblock => on_unblock(&mut self.cx, pending.who, error),
+            Purpose::Look => self.reissued_commands.on_look(&mut self.cx, pending.who, pending.seq, error),
             // After a lost connection, its topics are handled together.
             Purpose::Subscribe if is_up => self.pubsub.subscribe_timed_out(pending.who, node),
             Purpose::Track if is_up => {
-                self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, error)
+                self.tracking.on_tracking_answer(&self.cx.turn, &mut self.cx.down, node, pending.seq, error)
             }
-            Purpose::Fill => hot_copies::filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, error, true),
-            Purpose::Sync => self.pubsub.unsubscribe_synced(&self.turn, &mut self.down, pending.who, pending.seq),
+            Purpose::Fill => {
+                hot_copies::filled(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, pending.seq, error, true)
+            }
+            Purpose::Sync => self.pubsub.unsubscribe_synced(&self.cx.turn, &mut self.cx.down, pending.who, pending.seq),
             Purpose::Discarded
             | Purpose::Learn
             | Purpose::Confirm

@@ -11,12 +11,14 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::double_read::{PendingDoubleRead, end_double_read};
 use super::fan_out::FanOutScope;
 use super::info::{Digest, info_text};
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::local::other_database;
+use super::memory_stats;
 use super::multi_local::deliver_joined;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::pubsub::Kind;
@@ -29,7 +31,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
-use super::{Worker, memory_stats};
 use crate::slab::{Handle, Slab};
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
@@ -117,6 +118,16 @@ pub(super) struct Gathers {
     requests: VecDeque<GatherRequest>,
     /// Counter for choices by chance.
     random: u64,
+    redirects: VecDeque<FoundRedirect>,
+}
+
+/// Replies of all workers to the search for the client that another one redirects to.
+#[derive(Debug)]
+pub(super) struct FoundRedirect {
+    pub(super) client: Handle,
+    pub(super) seq: u32,
+    pub(super) options: Box<Options>,
+    pub(super) parts: Vec<Vec<u8>>,
 }
 
 /// Requests of a gather to nodes. A command only records them; they are sent before the next command of its client.
@@ -141,7 +152,7 @@ pub(super) struct FanOut {
 
 impl Gathers {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), info: None, requests: VecDeque::new(), random: 0 }
+        Self { all: Slab::new(), info: None, requests: VecDeque::new(), random: 0, redirects: VecDeque::new() }
     }
 
     pub(super) fn get(&self, handle: Handle) -> Option<&Gather> {
@@ -170,6 +181,11 @@ impl Gathers {
     pub(super) fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(1);
         self.random
+    }
+
+    /// Returns the next complete search for a client.
+    pub(super) fn next_redirect(&mut self) -> Option<FoundRedirect> {
+        self.redirects.pop_front()
     }
 
     /// Records the parts of a gather.
@@ -243,178 +259,6 @@ impl Gather {
         for part in self.parts.iter_mut().flatten() {
             *part = b"-ERR the client was cut\r\n".to_vec();
         }
-    }
-}
-
-impl Worker {
-    /// Sends several requests to a node together; the reply to the last is the part.
-    pub(super) fn send_parts<R: AsRef<[u8]>>(
-        &mut self,
-        gather: Handle,
-        part: u32,
-        node: NodeId,
-        lane: Lane,
-        requests: &[R],
-        class: u8,
-    ) {
-        let known = self.gathers.get(gather).and_then(|g| {
-            let client = self.down.get(g.client)?;
-            Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
-        });
-        let Some((resp3, no_touch, database, epoch, is_long)) = known else {
-            self.gathers.all.remove(gather);
-            return;
-        };
-        if let Some(g) = self.gathers.get_mut(gather) {
-            g.nodes.push(node);
-        }
-        let handle = self.up.shared_link(&self.turn, node, lane, resp3);
-        let sent_us = self.turn.now_us() as u32;
-        let why = self.up.get(handle).filter(|l| l.phase() == Phase::Up).and_then(|l| l.no_multi().map(str::to_owned));
-        if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
-            let mut error = Vec::new();
-            encode::error(&mut error, &no_multi_text(&self.turn, node, &why));
-            self.gather_part(gather, part, &error);
-        } else if self.up.takes_commands_or_tries(&self.turn, handle)
-            && let Some(link) = self.up.get_mut(handle)
-        {
-            let pending = Pending {
-                who: gather,
-                seq: part,
-                len: 0,
-                sent_us,
-                epoch,
-                purpose: Purpose::Gather,
-                class,
-                again: Again::Never,
-                is_long,
-                end: CommandSeq::NONE,
-                cacheable: self.turn.cacheable(),
-            };
-            link.touch_as(no_touch, pending);
-            for (number, request) in requests.iter().enumerate() {
-                let bytes = request.as_ref();
-                let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
-                let request = match bytes {
-                    EXEC => self.hooks.pass_exec(database, pending),
-                    _ if number + 1 == requests.len() => self.hooks.pass(&self.turn, keyed, bytes, pending),
-                    MULTI => self.hooks.pass_queued(
-                        &self.turn,
-                        keyed,
-                        bytes,
-                        Pending { purpose: Purpose::Queued, seq: 0, ..pending },
-                    ),
-                    _ if requests[0].as_ref() == MULTI => self.hooks.pass_queued(
-                        &self.turn,
-                        keyed,
-                        bytes,
-                        Pending { purpose: Purpose::Discarded, ..pending },
-                    ),
-                    _ => self.hooks.pass(&self.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
-                };
-                self.up.push(handle, request);
-            }
-        } else {
-            let mut error = Vec::new();
-            encode::error(&mut error, &self.turn.down_text(node));
-            self.gather_part(gather, part, &error);
-        }
-    }
-
-    /// Sends the recorded requests.
-    pub(super) fn send_gathers(&mut self) {
-        while let Some(request) = self.gathers.requests.pop_front() {
-            match request {
-                GatherRequest::Round { gather, steps, class } => {
-                    for (part, step) in steps.into_iter().enumerate() {
-                        self.send_parts(gather, part as u32, step.node, step.lane, &step.requests, class);
-                    }
-                }
-                GatherRequest::Every { gather, lane, reach, requests, class } => {
-                    self.gather_every(gather, lane, reach, &requests, class);
-                }
-            }
-        }
-    }
-
-    /// Sends the same requests to all nodes of `reach`; the reply to the last is the part.
-    fn gather_every(&mut self, handle: Handle, lane: Lane, reach: FanOutScope, requests: &[Vec<u8>], class: u8) {
-        let mut nodes =
-            if reach == FanOutScope::DataNodes { self.turn.data_nodes().all() } else { self.up.reachable(&self.turn) };
-        let Some(gather) = self.gathers.get_mut(handle) else { return };
-        if matches!(gather.whole, Aggregation::Info { .. }) {
-            let timeout_us = timeout_of(&self.turn, &self.down, gather.client);
-            nodes.retain(|node| !is_silent(&self.turn, &self.up, *node, timeout_us));
-        }
-        let mut excused = Vec::new();
-        if reach == FanOutScope::Everybody {
-            excused = nodes.iter().copied().filter(|node| !self.turn.data_nodes().has(*node)).collect();
-            gather.excused.clone_from(&excused);
-        }
-        gather.parts = vec![None; nodes.len()];
-        gather.left = nodes.len();
-        let is_select = matches!(gather.whole, Aggregation::Select { .. });
-        let resp3 = self.down.get(gather.client).is_some_and(|client| client.resp3);
-        for (part, node) in nodes.into_iter().enumerate() {
-            // Slow commands may take arbitrarily long, and the reply of an excused node is not worth the wait.
-            let lane = if excused.contains(&node) { Lane::Main } else { lane };
-            self.send_parts(handle, part as u32, node, lane, requests, class);
-            if is_select {
-                self.up.select_again(&self.turn, node, resp3);
-            }
-        }
-    }
-
-    /// Handles a part. The last one completes the reply.
-    pub(super) fn gather_part(&mut self, handle: Handle, part: u32, answer: &[u8]) {
-        let Some(gather) = self.gathers.get_mut(handle) else { return };
-        let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
-        gather.bytes += answer.len();
-        let is_alone = self.down.get(gather.client).is_none();
-        let too_large = is_alone || gather.bytes > self.turn.routing().live.client_output_limit;
-        let is_left_out = reply::is_error(answer)
-            && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
-        *place = Some(if let Aggregation::Info { digest, .. } = &mut gather.whole {
-            digest.take(answer);
-            Vec::new()
-        } else if is_left_out {
-            // No reply is empty.
-            Vec::new()
-        } else if too_large {
-            let mut error = Vec::new();
-            encode::error(&mut error, TOO_LARGE);
-            error
-        } else {
-            answer.to_vec()
-        });
-        gather.left -= 1;
-        if gather.left > 0 {
-            return;
-        }
-        let Some(gather) = self.gathers.all.remove(handle) else { return };
-        let (client, seq) = (gather.client, gather.seq);
-        let Some(resp3) = self.down.get(client).map(|c| c.resp3) else { return };
-        let gather = match gather {
-            Gather { whole: Aggregation::Rounds(_), .. } => {
-                return self.gathers.end_round(&self.turn, &self.up, &mut self.down, gather, resp3);
-            }
-            Gather { whole: Aggregation::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
-                let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-                return end_double_read(
-                    self,
-                    client,
-                    PendingDoubleRead { as_published, seq, class, epoch: epoch as u32, request },
-                    &parts,
-                );
-            }
-            Gather { whole: Aggregation::Redirect(options), parts, .. } => {
-                let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-                return self.tracking.redirect_found(&self.turn, &mut self.down, client, seq, *options, &parts);
-            }
-            other => other,
-        };
-        let whole = self.gathers.merge(&self.turn, &mut self.down, gather, resp3);
-        deliver_joined(&self.turn, &mut self.down, client, seq, &whole);
     }
 }
 
@@ -635,6 +479,185 @@ impl Gathers {
                 self.send_round(handle, asks, class);
             }
         }
+    }
+}
+
+impl Gathers {
+    /// Sends several requests to a node together; the reply to the last is the part.
+    pub(super) fn send_parts<R: AsRef<[u8]>>(
+        &mut self,
+        cx: &mut Context,
+        gather: Handle,
+        part: u32,
+        node: NodeId,
+        lane: Lane,
+        requests: &[R],
+        class: u8,
+    ) {
+        let known = self.get(gather).and_then(|g| {
+            let client = cx.down.get(g.client)?;
+            Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
+        });
+        let Some((resp3, no_touch, database, epoch, is_long)) = known else {
+            self.all.remove(gather);
+            return;
+        };
+        if let Some(g) = self.get_mut(gather) {
+            g.nodes.push(node);
+        }
+        let handle = cx.up.shared_link(&cx.turn, node, lane, resp3);
+        let sent_us = cx.turn.now_us() as u32;
+        let why = cx.up.get(handle).filter(|l| l.phase() == Phase::Up).and_then(|l| l.no_multi().map(str::to_owned));
+        if let Some(why) = why.filter(|_| requests[0].as_ref() == MULTI) {
+            let mut error = Vec::new();
+            encode::error(&mut error, &no_multi_text(&cx.turn, node, &why));
+            self.gather_part(cx, gather, part, &error);
+        } else if cx.up.takes_commands_or_tries(&cx.turn, handle)
+            && let Some(link) = cx.up.get_mut(handle)
+        {
+            let pending = Pending {
+                who: gather,
+                seq: part,
+                len: 0,
+                sent_us,
+                epoch,
+                purpose: Purpose::Gather,
+                class,
+                again: Again::Never,
+                is_long,
+                end: CommandSeq::NONE,
+                cacheable: cx.turn.cacheable(),
+            };
+            link.touch_as(no_touch, pending);
+            for (number, request) in requests.iter().enumerate() {
+                let bytes = request.as_ref();
+                let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
+                let request = match bytes {
+                    EXEC => cx.hooks.pass_exec(database, pending),
+                    _ if number + 1 == requests.len() => cx.hooks.pass(&cx.turn, keyed, bytes, pending),
+                    MULTI => cx.hooks.pass_queued(
+                        &cx.turn,
+                        keyed,
+                        bytes,
+                        Pending { purpose: Purpose::Queued, seq: 0, ..pending },
+                    ),
+                    _ if requests[0].as_ref() == MULTI => {
+                        cx.hooks.pass_queued(&cx.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending })
+                    }
+                    _ => cx.hooks.pass(&cx.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
+                };
+                cx.up.push(handle, request);
+            }
+        } else {
+            let mut error = Vec::new();
+            encode::error(&mut error, &cx.turn.down_text(node));
+            self.gather_part(cx, gather, part, &error);
+        }
+    }
+
+    /// Sends the recorded requests.
+    pub(super) fn send_gathers(&mut self, cx: &mut Context) {
+        while let Some(request) = self.requests.pop_front() {
+            match request {
+                GatherRequest::Round { gather, steps, class } => {
+                    for (part, step) in steps.into_iter().enumerate() {
+                        self.send_parts(cx, gather, part as u32, step.node, step.lane, &step.requests, class);
+                    }
+                }
+                GatherRequest::Every { gather, lane, reach, requests, class } => {
+                    self.gather_every(cx, gather, lane, reach, &requests, class);
+                }
+            }
+        }
+    }
+
+    /// Sends the same requests to all nodes of `reach`; the reply to the last is the part.
+    fn gather_every(
+        &mut self,
+        cx: &mut Context,
+        handle: Handle,
+        lane: Lane,
+        reach: FanOutScope,
+        requests: &[Vec<u8>],
+        class: u8,
+    ) {
+        let mut nodes =
+            if reach == FanOutScope::DataNodes { cx.turn.data_nodes().all() } else { cx.up.reachable(&cx.turn) };
+        let Some(gather) = self.get_mut(handle) else { return };
+        if matches!(gather.whole, Aggregation::Info { .. }) {
+            let timeout_us = timeout_of(&cx.turn, &cx.down, gather.client);
+            nodes.retain(|node| !is_silent(&cx.turn, &cx.up, *node, timeout_us));
+        }
+        let mut excused = Vec::new();
+        if reach == FanOutScope::Everybody {
+            excused = nodes.iter().copied().filter(|node| !cx.turn.data_nodes().has(*node)).collect();
+            gather.excused.clone_from(&excused);
+        }
+        gather.parts = vec![None; nodes.len()];
+        gather.left = nodes.len();
+        let is_select = matches!(gather.whole, Aggregation::Select { .. });
+        let resp3 = cx.down.get(gather.client).is_some_and(|client| client.resp3);
+        for (part, node) in nodes.into_iter().enumerate() {
+            // Slow commands may take arbitrarily long, and the reply of an excused node is not worth the wait.
+            let lane = if excused.contains(&node) { Lane::Main } else { lane };
+            self.send_parts(cx, handle, part as u32, node, lane, requests, class);
+            if is_select {
+                cx.up.select_again(&cx.turn, node, resp3);
+            }
+        }
+    }
+
+    /// Handles a part. The last one completes the reply.
+    pub(super) fn gather_part(&mut self, cx: &mut Context, handle: Handle, part: u32, answer: &[u8]) {
+        let Some(gather) = self.get_mut(handle) else { return };
+        let Some(place) = gather.parts.get_mut(part as usize).filter(|p| p.is_none()) else { return };
+        gather.bytes += answer.len();
+        let is_alone = cx.down.get(gather.client).is_none();
+        let too_large = is_alone || gather.bytes > cx.turn.routing().live.client_output_limit;
+        let is_left_out = reply::is_error(answer)
+            && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
+        *place = Some(if let Aggregation::Info { digest, .. } = &mut gather.whole {
+            digest.take(answer);
+            Vec::new()
+        } else if is_left_out {
+            // No reply is empty.
+            Vec::new()
+        } else if too_large {
+            let mut error = Vec::new();
+            encode::error(&mut error, TOO_LARGE);
+            error
+        } else {
+            answer.to_vec()
+        });
+        gather.left -= 1;
+        if gather.left > 0 {
+            return;
+        }
+        let Some(gather) = self.all.remove(handle) else { return };
+        let (client, seq) = (gather.client, gather.seq);
+        let Some(resp3) = cx.down.get(client).map(|c| c.resp3) else { return };
+        let gather = match gather {
+            Gather { whole: Aggregation::Rounds(_), .. } => {
+                return self.end_round(&cx.turn, &cx.up, &mut cx.down, gather, resp3);
+            }
+            Gather { whole: Aggregation::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
+                let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
+                return end_double_read(
+                    cx,
+                    client,
+                    PendingDoubleRead { as_published, seq, class, epoch: epoch as u32, request },
+                    &parts,
+                );
+            }
+            Gather { whole: Aggregation::Redirect(options), parts, .. } => {
+                let parts = parts.into_iter().flatten().collect();
+                self.redirects.push_back(FoundRedirect { client, seq, options, parts });
+                return;
+            }
+            other => other,
+        };
+        let whole = self.merge(&cx.turn, &mut cx.down, gather, resp3);
+        deliver_joined(&cx.turn, &mut cx.down, client, seq, &whole);
     }
 }
 

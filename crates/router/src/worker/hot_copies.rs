@@ -22,7 +22,9 @@ use switchyard_resp::translate::{Shape, to_resp2};
 use switchyard_resp::{encode, reply};
 use tracing::{info, warn};
 
+use super::Stall;
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, writes};
@@ -34,7 +36,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::MARK;
-use super::{Stall, Worker};
 use crate::hot_copies::{HotCopies, Published, Table};
 use crate::settings::{Reads, Reports};
 use crate::shared::RoutingSnapshot;
@@ -192,14 +193,14 @@ fn may_write(command: &Command) -> bool {
 /// Answers a read of one key from a copy, or fills it. `None`: the node answers.
 #[inline]
 pub(super) fn copied(
-    worker: &mut Worker,
+    cx: &mut Context,
     handle: Handle,
     routing: &RoutingSnapshot,
     command: &Command,
     key: &[u8],
     raw: &[u8],
 ) -> Option<Flow> {
-    let Worker { down, hooks: observers, turn, .. } = worker;
+    let Context { down, hooks: observers, turn, .. } = cx;
     let (counters, now_us) = (turn.counters(), turn.now_us());
     let client = down.get_mut(handle)?;
     let hot = &mut observers.hot;
@@ -224,7 +225,7 @@ pub(super) fn copied(
         let is_special = client.gated;
         down.mark(handle);
         if is_special {
-            worker.down.after_delivery(&worker.turn, handle);
+            cx.down.after_delivery(&cx.turn, handle);
         }
         return Some(Flow::Next);
     }
@@ -247,12 +248,10 @@ pub(super) fn copied(
             hot.copies.record_hit(quick, &asked);
             observers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
-            worker.down.answer(&worker.turn, handle, command.class() as u8, &reply);
+            cx.down.answer(&cx.turn, handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
-        Read::Fill if waits => {
-            begin(&worker.turn, &mut worker.up, &mut worker.hooks, Elements::read_by(&command.name), &asked)?
-        }
+        Read::Fill if waits => begin(&cx.turn, &mut cx.up, &mut cx.hooks, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
         Read::NotCacheable if hot.all && turn.routing().live.hot_copies.allows_key(key) => {
             turn.shared().hot.request_key(asked.hash, routing.topology.slot_of(key));
@@ -260,7 +259,7 @@ pub(super) fn copied(
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::NotCacheable => return None,
     };
-    worker.hooks.hot.waiting.entry(number).or_default().clients.push(handle);
+    cx.hooks.hot.waiting.entry(number).or_default().clients.push(handle);
     Some(Flow::Stall(Stall::Fill))
 }
 
@@ -274,7 +273,7 @@ fn takes_copies(client: &mut Client) -> bool {
 /// Answers a command that is split by keys from copies: EXISTS of one key, and MGET.
 #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
 pub(super) fn copies_of(
-    worker: &mut Worker,
+    cx: &mut Context,
     handle: Handle,
     routing: &RoutingSnapshot,
     command: &Command,
@@ -284,10 +283,10 @@ pub(super) fn copies_of(
     keys: &[u32],
 ) -> Option<Flow> {
     match (how, keys) {
-        (Split::Values, _) => copied_values(worker, handle, routing, command, args, keys),
+        (Split::Values, _) => copied_values(cx, handle, routing, command, args, keys),
         (_, [place]) if command.flags.has(Flags::COPYABLE) => {
             let key = args.get(*place as usize)?;
-            copied(worker, handle, routing, command, key, raw)
+            copied(cx, handle, routing, command, key, raw)
         }
         _ => None,
     }
@@ -295,18 +294,18 @@ pub(super) fn copies_of(
 
 /// Answers an MGET if all keys have copies. Cacheable keys without a copy are filled without a wait.
 fn copied_values(
-    worker: &mut Worker,
+    cx: &mut Context,
     handle: Handle,
     routing: &RoutingSnapshot,
     command: &Command,
     args: &Args<'_>,
     keys: &[u32],
 ) -> Option<Flow> {
-    let client = worker.down.get_mut(handle)?;
-    if worker.hooks.detour || !takes_copies(client) {
+    let client = cx.down.get_mut(handle)?;
+    if cx.hooks.detour || !takes_copies(client) {
         return None;
     }
-    if worker.hooks.hot.share.is_over() {
+    if cx.hooks.hot.share.is_over() {
         return Some(Flow::Later);
     }
     let (database, resp3) = (client.database, client.resp3);
@@ -320,10 +319,10 @@ fn copied_values(
         request.clear();
         encode::command(&mut request, [&b"GET"[..], key]);
         let node = routing.topology.lives_at(key);
-        if worker.down.get(handle)?.is_under_way_at(node) {
+        if cx.down.get(handle)?.is_under_way_at(node) {
             return None;
         }
-        let Worker { hooks: observers, turn, .. } = &mut *worker;
+        let Context { hooks: observers, turn, .. } = cx;
         let hot = &mut observers.hot;
         let asked = ReadRequest { hash: hot.hash(key), key, database, request: &request, node, resp3 };
         match hot.copies.read(
@@ -344,7 +343,7 @@ fn copied_values(
             }
             Read::Fill => {
                 is_whole = false;
-                begin(&worker.turn, &mut worker.up, &mut worker.hooks, Elements::default(), &asked);
+                begin(&cx.turn, &mut cx.up, &mut cx.hooks, Elements::default(), &asked);
             }
             Read::Wait(_) => is_whole = false,
             Read::Miss | Read::NotCacheable => return None,
@@ -355,11 +354,11 @@ fn copied_values(
     }
     for (place, node, bytes) in hits {
         let key = args.get(place as usize)?;
-        worker.hooks.telemetry.note_hit(node, database, key, key.len(), bytes);
+        cx.hooks.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
-    worker.turn.counters().hot.hits.add(1);
-    worker.hooks.hot.share.record(answer.len());
-    worker.down.answer(&worker.turn, handle, class, &answer);
+    cx.turn.counters().hot.hits.add(1);
+    cx.hooks.hot.share.record(answer.len());
+    cx.down.answer(&cx.turn, handle, class, &answer);
     Some(Flow::Next)
 }
 
@@ -516,9 +515,9 @@ fn lives_at(routing: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId>
 }
 
 /// Adopts a new set: from now on this worker raises its gates.
-pub(super) fn adopt(worker: &mut Worker) {
-    let Published { set, gates, all, .. } = worker.turn.shared().hot.published();
-    let hot = &mut worker.hooks.hot;
+pub(super) fn adopt(cx: &mut Context) {
+    let Published { set, gates, all, .. } = cx.turn.shared().hot.published();
+    let hot = &mut cx.hooks.hot;
     if !Arc::ptr_eq(&hot.gates, &gates) {
         // Gates raised in the old table have no effect any more. Commands in flight are older than all keys of the new
         // one.
@@ -527,37 +526,37 @@ pub(super) fn adopt(worker: &mut Worker) {
     }
     hot.copies.adopt(&set);
     (hot.generation, hot.all, hot.is_cacheable) = (set.generation(), all, !set.is_empty());
-    worker.turn.set_cacheable(set.generation());
-    worker.hooks.limit(&worker.turn);
-    hold_waiting(worker);
-    worker.turn.shared().hot.adopted(worker.turn.index(), worker.hooks.hot.generation);
-    publish_drained(&worker.turn, &mut worker.up, &mut worker.hooks);
-    worker.hooks.count(&worker.turn);
+    cx.turn.set_cacheable(set.generation());
+    cx.hooks.limit(&cx.turn);
+    hold_waiting(cx);
+    cx.turn.shared().hot.adopted(cx.turn.index(), cx.hooks.hot.generation);
+    publish_drained(&cx.turn, &mut cx.up, &mut cx.hooks);
+    cx.hooks.count(&cx.turn);
 }
 
 /// Raises gates for blocking commands at nodes, which may write later, if their keys are now cacheable.
-fn hold_waiting(worker: &mut Worker) {
-    for handle in worker.up.handles() {
-        let Some(link) = worker.up.get(handle).filter(|link| link.lane() == Lane::Blocking && !link.is_idle()) else {
+fn hold_waiting(cx: &mut Context) {
+    for handle in cx.up.handles() {
+        let Some(link) = cx.up.get(handle).filter(|link| link.lane() == Lane::Blocking && !link.is_idle()) else {
             continue;
         };
         let (node, end) = (link.node(), link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing.
-            let generation = worker.hooks.hot.generation;
-            worker.up.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
+            let generation = cx.hooks.hot.generation;
+            cx.up.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
             continue;
         }
         // After a timeout, the client may already have another command elsewhere.
-        let Some(client) = worker.down.get(link.holder()).filter(|client| client.held == Some(handle)) else {
+        let Some(client) = cx.down.get(link.holder()).filter(|client| client.held == Some(handle)) else {
             continue;
         };
         // Unknown keys delay fills from the node.
         let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
         let database = client.database;
-        let end = worker.hooks.hold(&worker.turn, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
-        let generation = worker.hooks.hot.generation;
-        if let Some(link) = worker.up.get_mut(handle) {
+        let end = cx.hooks.hold(&cx.turn, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
+        let generation = cx.hooks.hot.generation;
+        if let Some(link) = cx.up.get_mut(handle) {
             link.held_by(end, generation as u32);
         }
     }

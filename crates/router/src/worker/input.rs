@@ -9,12 +9,15 @@ use tracing::debug;
 
 use super::accept::handshake_failed;
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
+use super::large::run_repeat;
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
 use super::transport::{self, Received};
 use super::turn::Turn;
+use super::wait::go_on_waiting;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::slab::Handle;
 
@@ -24,61 +27,61 @@ const REQUEST_MAX: usize = 1 << 30;
 impl Worker {
     /// Reads once. The rest is read in the next turn, so that one busy client does not delay others.
     pub(super) fn read_client(&mut self, handle: Handle, buffer: &mut [u8]) {
-        let Some(client) = self.down.get_mut(handle) else { return };
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         client.readable = true;
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
-                discard_input(&self.turn, &mut self.down, handle, buffer);
+                discard_input(&self.cx.turn, &mut self.cx.down, handle, buffer);
             } else if (client.stall == Stall::Blocked || client.is_reissued()) && client.hangup || is_abandoned(client)
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
-                self.turn.counters().ended.add(1);
-                self.down.close_client(&self.turn, handle);
+                self.cx.turn.counters().ended.add(1);
+                self.cx.down.close_client(&self.cx.turn, handle);
             }
             return;
         }
         self.sender.batching.note(client);
-        client.last_used_us = self.turn.now_us();
+        client.last_used_us = self.cx.turn.now_us();
         let handshaking = client.is_handshaking();
         let read = transport::receive(&client.fd, &mut client.tls, buffer);
         match read {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
                 client.half_closed = true;
-                self.turn.counters().ended.add(1);
-                self.down.close_if_done(&self.turn, handle);
+                self.cx.turn.counters().ended.add(1);
+                self.cx.down.close_if_done(&self.cx.turn, handle);
             }
             Ok(Received { count, more }) => {
-                self.turn.counters().bytes_received.add(count as u64);
+                self.cx.turn.counters().bytes_received.add(count as u64);
                 client.readable = more || client.hangup;
                 if client.readable {
-                    self.down.read_later(handle);
+                    self.cx.down.read_later(handle);
                 }
                 self.take_input(handle, &buffer[..count]);
             }
             Err(rustix::io::Errno::AGAIN) => client.readable = false,
-            Err(rustix::io::Errno::INTR) => self.down.read_later(handle),
+            Err(rustix::io::Errno::INTR) => self.cx.down.read_later(handle),
             Err(_) => {
                 if handshaking {
                     let why = client.tls.as_ref().and_then(|tls| tls.failure());
                     handshake_failed(
-                        &self.turn,
-                        &mut self.down,
+                        &self.cx.turn,
+                        &mut self.cx.down,
                         handle,
                         why.as_deref().unwrap_or("it closed the connection"),
                     );
                 }
-                self.turn.counters().broken.add(1);
-                self.down.close_client(&self.turn, handle);
+                self.cx.turn.counters().broken.add(1);
+                self.cx.down.close_client(&self.cx.turn, handle);
             }
         }
     }
 
     fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
-        let Some(client) = self.down.get_mut(handle) else { return };
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         if client.input.is_empty() {
             let taken = self.process(handle, bytes);
-            if let Some(client) = self.down.get_mut(handle)
+            if let Some(client) = self.cx.down.get_mut(handle)
                 && taken < bytes.len()
             {
                 client.input.extend_from_slice(&bytes[taken..]);
@@ -95,11 +98,11 @@ impl Worker {
 
     /// Processes the client's buffered input.
     fn process_input(&mut self, handle: Handle) {
-        let Some(client) = self.down.get_mut(handle) else { return };
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         let mut input = std::mem::take(&mut client.input);
         let at = client.input_at;
         let taken = at + self.process(handle, &input[at..]);
-        let Some(client) = self.down.get_mut(handle) else { return };
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         if taken == input.len() {
             input.clear();
             if input.capacity() > QUIET_CAPACITY {
@@ -118,54 +121,54 @@ impl Worker {
     /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
-        let held = self.down.get(handle).and_then(|client| client.held);
-        if let Some(held) = held.filter(|held| self.up.get(*held).is_some_and(|link| link.is_unused_by(handle))) {
-            self.down.give_back(handle, held);
+        let held = self.cx.down.get(handle).and_then(|client| client.held);
+        if let Some(held) = held.filter(|held| self.cx.up.get(*held).is_some_and(|link| link.is_unused_by(handle))) {
+            self.cx.down.give_back(handle, held);
         }
     }
 
     fn go_on(&mut self, handle: Handle) {
-        let Some(client) = self.down.get_mut(handle) else { return };
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         if client.is_reissued() && client.stall != Stall::Exclusive {
-            self.issue_again(handle);
+            self.reissued_commands.issue_again(&mut self.cx, handle);
             return;
         }
         // First: since the end of the wait, further input may have caused another stall, which only the reply to the
         // repeat ends.
-        if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
+        if client.repeat.is_some() && (client.stall == Stall::Exclusive || !run_repeat(&mut self.cx, handle)) {
             return;
         }
-        self.go_on_waiting(handle);
-        let Some(client) = self.down.get_mut(handle) else { return };
+        go_on_waiting(&mut self.cx, handle);
+        let Some(client) = self.cx.down.get_mut(handle) else { return };
         if client.stall != Stall::None {
             return;
         }
         if client.input_at < client.input.len() {
             self.process_input(handle);
         }
-        if let Some(client) = self.down.get_mut(handle)
+        if let Some(client) = self.cx.down.get_mut(handle)
             && client.stall == Stall::None
         {
             if client.readable {
-                self.down.read_later(handle);
+                self.cx.down.read_later(handle);
             }
-            self.down.close_if_done(&self.turn, handle);
+            self.cx.down.close_if_done(&self.cx.turn, handle);
         }
     }
 
     /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
-        let Some(client) = self.down.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
+        let Some(client) = self.cx.down.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
         let (kept, before) = (client.scanner.take(), client.unsent());
-        let routing = self.turn.routing().clone();
-        let mut scanner = std::mem::take(&mut self.down.scanner);
+        let routing = self.cx.turn.routing().clone();
+        let mut scanner = std::mem::take(&mut self.cx.down.scanner);
         if let Some(kept) = kept {
             scanner = *kept;
         }
         let mut pos = 0;
         let mut failed = None;
-        self.hooks.hot.begin_run(self.turn.now_us());
-        while let Some(client) = self.down.get_mut(handle) {
+        self.cx.hooks.hot.begin_run(self.cx.turn.now_us());
+        while let Some(client) = self.cx.down.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
             }
@@ -188,23 +191,23 @@ impl Worker {
                 break;
             }
             if !client.has_room(routing.live.client_pipeline_max) {
-                self.down.stall(&self.turn, handle, Stall::Pipeline);
+                self.cx.down.stall(&self.cx.turn, handle, Stall::Pipeline);
                 break;
             }
             if client.unsent() > OUTPUT_HIGH {
-                if !client.writes_first && !self.down.flush_client(&self.turn, handle) {
-                    self.down.stall(&self.turn, handle, Stall::Output);
+                if !client.writes_first && !self.cx.down.flush_client(&self.cx.turn, handle) {
+                    self.cx.down.stall(&self.cx.turn, handle, Stall::Output);
                     break;
                 }
                 // Few input bytes can be commands with large replies.
                 self.check_memory_after_growth();
                 // Commands answered here do not wait, and would take the turns of other clients.
-                if self.down.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
-                    self.down.resume_later(handle);
+                if self.cx.down.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
+                    self.cx.down.resume_later(handle);
                     break;
                 }
             }
-            let Some(client) = self.down.get_mut(handle) else { break };
+            let Some(client) = self.cx.down.get_mut(handle) else { break };
             let limits = Limits {
                 argument_max: routing.live.argument_max,
                 large: if client.buffer_large { usize::MAX } else { routing.live.large_value },
@@ -246,7 +249,7 @@ impl Worker {
                     let header = &bytes[pos..pos + data];
                     match self.dispatch_large(&routing, handle, header, &scanner.args(header), len, after) {
                         Flow::Buffer => {
-                            self.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
+                            self.cx.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
                             continue;
                         }
                         flow => (flow, data),
@@ -258,24 +261,24 @@ impl Worker {
                 }
             };
             if self.gathers.has_requests() {
-                self.send_gathers();
+                self.gathers.send_gathers(&mut self.cx);
             }
             match flow {
                 (Flow::Next, len) => {
                     pos += len;
                     scanner.reset();
-                    self.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
+                    self.cx.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();
                     if why != Stall::Exclusive {
-                        self.down.stall(&self.turn, handle, why);
+                        self.cx.down.stall(&self.cx.turn, handle, why);
                     } // otherwise it is in the queue for a connection, or was already woken from it
                     break;
                 }
                 (Flow::Later, _) => {
                     scanner.reset();
-                    self.down.resume_later(handle);
+                    self.cx.down.resume_later(handle);
                     break;
                 }
                 (Flow::Close | Flow::Buffer, len) => {
@@ -285,18 +288,18 @@ impl Worker {
                 }
             }
         }
-        self.hooks.hot.end_run();
+        self.cx.hooks.hot.end_run();
         if let Some(error) = failed {
             scanner.reset();
-            self.protocol_error(handle, error);
+            protocol_error(&mut self.cx, handle, error);
             pos = bytes.len();
         }
-        if let Some(client) = self.down.get_mut(handle) {
+        if let Some(client) = self.cx.down.get_mut(handle) {
             if client.closing {
                 pos = bytes.len();
             } else if bytes.len() - pos > REQUEST_MAX {
                 scanner.reset();
-                self.protocol_error(handle, ProtocolError::TooLarge);
+                protocol_error(&mut self.cx, handle, ProtocolError::TooLarge);
                 pos = bytes.len();
             } else if scanner.is_mid_command() && bytes.len() - pos > 16 << 10 {
                 // Worth keeping. A small command is scanned again from its start.
@@ -304,24 +307,8 @@ impl Worker {
             }
         }
         scanner.reset();
-        self.down.scanner = scanner;
+        self.cx.down.scanner = scanner;
         pos
-    }
-
-    fn protocol_error(&mut self, handle: Handle, error: ProtocolError) {
-        self.turn.counters().protocol_errors.add(1);
-        let Some(client) = self.down.get_mut(handle) else { return };
-        debug!(client = client.details.id, %error, "closing a client");
-        client.reply_mode = ReplyMode::On;
-        let mut reply = Vec::new();
-        switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
-        // The rest of an upload is not sent, and its reply is not awaited.
-        let upload = client.upload.take().and_then(|upload| upload.link);
-        match upload.and_then(|link| self.up.give_up_upload(link)) {
-            Some(seq) => self.down.deliver(&self.turn, handle, seq, &reply),
-            None => self.down.answer(&self.turn, handle, 0, &reply),
-        }
-        self.down.close_after_replies(handle);
     }
 }
 
@@ -362,6 +349,22 @@ impl Downstreams {
             leave_line(turn, &waiting);
         }
     }
+}
+
+fn protocol_error(cx: &mut Context, handle: Handle, error: ProtocolError) {
+    cx.turn.counters().protocol_errors.add(1);
+    let Some(client) = cx.down.get_mut(handle) else { return };
+    debug!(client = client.details.id, %error, "closing a client");
+    client.reply_mode = ReplyMode::On;
+    let mut reply = Vec::new();
+    switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
+    // The rest of an upload is not sent, and its reply is not awaited.
+    let upload = client.upload.take().and_then(|upload| upload.link);
+    match upload.and_then(|link| cx.up.give_up_upload(link)) {
+        Some(seq) => cx.down.deliver(&cx.turn, handle, seq, &reply),
+        None => cx.down.answer(&cx.turn, handle, 0, &reply),
+    }
+    cx.down.close_after_replies(handle);
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@ use switchyard_resp::reply::{self};
 use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scanner};
 use tracing::warn;
 
-use super::checkout::Acquired;
+use super::checkout::{Acquired, acquire, push_exclusive, take_exclusive};
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
 use super::hot_copies::{fill_too_large, hold_uploaded};
@@ -96,10 +97,10 @@ impl Worker {
         after: usize,
     ) -> Flow {
         let Lookup::Command(command) = routing.commands.find(args) else { return Flow::Buffer };
-        if self.pauses.is_any() || !self.monitors.is_empty() || self.down.get(handle).is_some_and(|c| c.gated) {
+        if self.pauses.is_any() || !self.monitors.is_empty() || self.cx.down.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // special cases are handled with complete commands
         }
-        let in_multi = self.down.get(handle).is_some_and(|c| c.in_multi);
+        let in_multi = self.cx.down.get(handle).is_some_and(|c| c.in_multi);
         if in_multi
             || command.handling != Handling::Keyed
             || command.flags.has(Flags::BLOCKING)
@@ -111,17 +112,17 @@ impl Worker {
         if command.flags.has(Flags::SCRIPT) {
             return Flow::Buffer;
         }
-        if !may_begin(&mut self.down, &mut self.hooks, handle, command, args) {
+        if !may_begin(&mut self.cx.down, &mut self.cx.hooks, handle, command, args) {
             return Flow::Buffer;
         }
         let mut moved = None;
         if !routing.topology.is_settled() {
-            match self.in_transit(routing, handle, command, args) {
+            match self.large_keys.in_transit(&mut self.cx, routing, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Moved(routing) => moved = Some(routing),
                 Transit::Ask(_) => return Flow::Buffer,
                 Transit::Instead(flow) => {
-                    if let Some(client) = self.down.get_mut(handle).filter(|_| flow == Flow::Next) {
+                    if let Some(client) = self.cx.down.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: the rest of its input is discarded.
                         client.upload = Some(Box::new(Upload {
                             link: None,
@@ -135,28 +136,28 @@ impl Worker {
             }
         }
         let routing = moved.as_ref().unwrap_or(routing);
-        let mut keys = std::mem::take(&mut self.hooks.keys);
+        let mut keys = std::mem::take(&mut self.cx.hooks.keys);
         keys.clear();
         let found = command.find_keys(args, &mut keys);
         let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-        let written = self.hooks.keys_of_upload(command, args, &keys);
-        self.hooks.keys = keys;
+        let written = self.cx.hooks.keys_of_upload(command, args, &keys);
+        self.cx.hooks.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
-        if self.up.outages().has(node) {
+        if self.cx.up.outages().has(node) {
             return Flow::Stall(Stall::Outage);
         }
         let class = command.class() as u8;
-        let acquired = match self.take_exclusive(handle, node, Lane::Large) {
+        let acquired = match take_exclusive(&mut self.cx, handle, node, Lane::Large) {
             Ok(acquired) => acquired,
             Err(flow) => return flow,
         };
-        let link = self.send_large(handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(link) = link.and_then(|link| self.up.get_mut(link)) {
+        let link = send_large(&mut self.cx, handle, acquired, Call::Found(command, args), header, class, None);
+        if let Some(link) = link.and_then(|link| self.cx.up.get_mut(link)) {
             link.set_task(Task::Uploading);
             link.note_slow(command.flags.has(Flags::SLOW));
         }
-        if let Some(client) = self.down.get_mut(handle) {
-            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
+        if let Some(client) = self.cx.down.get_mut(handle) {
+            client.written.add(node, Since::now(self.cx.turn.shared(), self.cx.turn.routing()));
             client.upload = Some(Box::new(Upload {
                 link,
                 follower: Follower::new(len, after),
@@ -164,7 +165,7 @@ impl Worker {
                 keys: written,
             }));
         }
-        self.turn.counters().commands[usize::from(class)].add(1);
+        self.cx.turn.counters().commands[usize::from(class)].add(1);
         Flow::Next
     }
 
@@ -175,151 +176,40 @@ impl Worker {
         routing: &RoutingSnapshot,
         bytes: &[u8],
     ) -> Result<(usize, bool), ProtocolError> {
-        let upload = self.down.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
+        let upload = self.cx.down.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
         let Some((link, writes)) = upload else { return Ok((0, false)) };
         if self.pauses.holds_back(writes) {
             // The node executes nothing before the end of the upload.
-            self.down.stall(&self.turn, handle, Stall::Paused);
+            self.cx.down.stall(&self.cx.turn, handle, Stall::Paused);
             return Ok((0, false));
         }
         if let Some(link) = link
-            && self.up.is_full(link, handle, UPLOAD_HIGH)
+            && self.cx.up.is_full(link, handle, UPLOAD_HIGH)
         {
-            self.down.stall(&self.turn, handle, Stall::Upstream);
+            self.cx.down.stall(&self.cx.turn, handle, Stall::Upstream);
             return Ok((0, false));
         }
-        let Some(client) = self.down.get_mut(handle) else { return Ok((0, false)) };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Ok((0, false)) };
         let Some(upload) = client.upload.as_deref_mut() else { return Ok((0, false)) };
         let limits = Limits { argument_max: routing.live.argument_max, large: usize::MAX, authenticated: true };
         let (taken, done) = upload.follower.follow(bytes, &limits)?;
         let written = if done { client.upload.take().map(|upload| upload.keys) } else { None };
         if let (Some(link), Some(written)) = (link, written) {
-            hold_uploaded(&mut self.up, &mut self.hooks, link, &written);
+            hold_uploaded(&mut self.cx.up, &mut self.cx.hooks, link, &written);
         }
-        if let Some(link) = link.and_then(|l| self.up.get_mut(l)) {
-            link.push_more(&bytes[..taken], done, self.turn.now_us());
+        if let Some(link) = link.and_then(|l| self.cx.up.get_mut(l)) {
+            link.push_more(&bytes[..taken], done, self.cx.turn.now_us());
         }
         if let Some(link) = link {
-            self.up.mark(link);
+            self.cx.up.mark(link);
         }
         Ok((taken, done))
-    }
-
-    /// Sends a complete request on an exclusive connection.
-    pub(super) fn forward_large(
-        &mut self,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-        node: NodeId,
-        raw: &[u8],
-    ) -> Flow {
-        let acquired = match self.take_exclusive(handle, node, Lane::Large) {
-            Ok(acquired) => acquired,
-            Err(flow) => return flow,
-        };
-        let link = self.send_large(handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-        if let Some(link) = link.and_then(|link| self.up.get_mut(link)) {
-            link.note_slow(command.flags.has(Flags::SLOW));
-        }
-        Flow::Next
-    }
-
-    /// Sends a request on the acquired connection, or replies with the refusal. `seq`: number of a command with a
-    /// pending reply, if any.
-    fn send_large(
-        &mut self,
-        handle: Handle,
-        acquired: Acquired,
-        call: Call<'_>,
-        request: &[u8],
-        class: u8,
-        seq: Option<u32>,
-    ) -> Option<Handle> {
-        match acquired {
-            Acquired::Link(link) => {
-                self.turn.counters().large.add(1);
-                self.push_exclusive(handle, link, call, request, class, seq);
-                Some(link)
-            }
-            Acquired::Refused(error) => {
-                let mut bytes = Vec::new();
-                encode::error(&mut bytes, &error);
-                match seq {
-                    Some(seq) => self.down.deliver(&self.turn, handle, seq, &bytes),
-                    None => self.down.answer(&self.turn, handle, class, &bytes),
-                }
-                None
-            }
-            Acquired::Wait => None,
-        }
-    }
-
-    /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
-    /// flight, which would overtake it.
-    pub(super) fn repeat_on_large(&mut self, handle: Handle, pending: Pending) -> bool {
-        let Some(link) = self.up.get(handle) else { return false };
-        let node = link.node();
-        let request = link.head_request().to_vec();
-        let Some(client) = self.down.get_mut(pending.who) else { return false };
-        if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
-            return false;
-        }
-        client.repeat =
-            Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
-        // Later commands wait for it.
-        client.lane = Lane::Large;
-        self.large_keys.remember_large(&self.turn, &mut self.down, pending.who);
-        let who = pending.who;
-        // Started now, whatever else the client waits for: a barrier or a full pipeline only ends with this reply.
-        self.run_repeat(who);
-        true
-    }
-
-    /// Starts the repeat of a read when a connection is available. Returns false while the client waits for one.
-    pub(super) fn run_repeat(&mut self, handle: Handle) -> bool {
-        let Some(mut repeat) = self.down.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
-        // The keys may have moved since the first attempt.
-        if !self.turn.routing().topology.is_settled() || self.turn.routing().topology.epoch() as u32 != repeat.epoch {
-            match place_again(&self.turn, &mut self.down, &mut self.hooks, handle, &repeat.request) {
-                Ok(Some((node, _))) => repeat.node = node,
-                Ok(None) => {
-                    if let Some(client) = self.down.get_mut(handle) {
-                        client.repeat = Some(repeat);
-                    }
-                    return false;
-                }
-                Err(text) => {
-                    let mut error = Vec::new();
-                    encode::error(&mut error, &text);
-                    self.down.deliver(&self.turn, handle, repeat.seq, &error);
-                    return true;
-                }
-            }
-            end_moving_stall(&mut self.down, handle);
-        }
-        let acquired = self.acquire(handle, repeat.node, Lane::Large);
-        if matches!(acquired, Acquired::Wait) {
-            if let Some(client) = self.down.get_mut(handle) {
-                client.repeat = Some(repeat);
-            }
-            return false;
-        }
-        self.send_large(
-            handle,
-            acquired,
-            Call::Bytes(&repeat.request),
-            &repeat.request,
-            repeat.class,
-            Some(repeat.seq),
-        );
-        true
     }
 
     /// Starts to handle a reply of at least `bytes`, too large to collect, with `part` received. Returns false if it
     /// must be collected nevertheless.
     pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
-        let Some(link) = self.up.get_mut(handle) else { return false };
+        let Some(link) = self.cx.up.get_mut(handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
         if link.lane() == Lane::Pubsub {
             return false; // a message: its receivers are determined when it is complete
@@ -327,7 +217,7 @@ impl Worker {
         if link.lane() == Lane::Fills && part[0] == b'>' {
             return false; // an invalidation, not the pending reply
         }
-        let too_large = bytes > self.turn.routing().live.client_output_limit;
+        let too_large = bytes > self.cx.turn.routing().live.client_output_limit;
         let whole = link.is_downgraded() && part[0] == b'*';
         if link.is_head_expired() {
             link.skip_body();
@@ -335,34 +225,34 @@ impl Worker {
         }
         match pending.purpose {
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti
-                if self.down.get(pending.who).is_none() => {}
+                if self.cx.down.get(pending.who).is_none() => {}
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti if whole => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
-                self.down.deliver(&self.turn, pending.who, pending.seq, &error);
+                self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, &error);
             }
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
                 if matches!(link.lane(), Lane::Main | Lane::Replica)
                     && pending.again == Again::Reads
-                    && self.repeat_on_large(handle, pending)
+                    && self.large_keys.repeat_on_large(&mut self.cx, handle, pending)
                 {
-                    self.up.skip_head(handle);
+                    self.cx.up.skip_head(handle);
                     return true;
                 }
                 // It must not be repeated: stream it if it is next.
-                let Some(client) = self.down.get_mut(pending.who) else { return false };
+                let Some(client) = self.cx.down.get_mut(pending.who) else { return false };
                 let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
                 if client.is_first(pending.seq) && !is_own {
                     let failed = reply::is_error(part);
                     client.begin_stream(failed);
                     if failed {
-                        self.turn.counters().errors.count(part);
+                        self.cx.turn.counters().errors.count(part);
                     }
                     if pending.purpose == Purpose::Exec {
                         // Such a large reply is not an error: the transaction is being executed.
                         client.after_exec(true);
                     }
-                    if let Some(link) = self.up.get_mut(handle) {
+                    if let Some(link) = self.cx.up.get_mut(handle) {
                         link.pass_body_on();
                     }
                     return true;
@@ -374,20 +264,20 @@ impl Worker {
                     client = client.details.id,
                     bytes, "disconnecting a client whose unread replies exceed its limit (output-limit)"
                 );
-                self.turn.counters().cut_output.add(1);
-                self.down.close_client(&self.turn, pending.who);
+                self.cx.turn.counters().cut_output.add(1);
+                self.cx.down.close_client(&self.cx.turn, pending.who);
             }
-            Purpose::Gather if too_large || !self.gathers.is_awaited(&self.down, &pending) => {
+            Purpose::Gather if too_large || !self.gathers.is_awaited(&self.cx.down, &pending) => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
-                self.gather_part(pending.who, pending.seq, &error);
+                self.gathers.gather_part(&mut self.cx, pending.who, pending.seq, &error);
             }
-            Purpose::Fill => fill_too_large(&self.turn, &mut self.down, &mut self.hooks, pending.seq),
+            Purpose::Fill => fill_too_large(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, pending.seq),
             Purpose::Discarded | Purpose::Queued => {}
             // Short replies: see `reply_max`.
             _ => return false,
         }
-        self.up.skip_head(handle);
+        self.cx.up.skip_head(handle);
         true
     }
 }
@@ -426,6 +316,112 @@ pub(super) fn pass_piece(turn: &Turn, down: &mut Downstreams, client: Handle, pi
     }
     down.flush_client(turn, client);
     down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first)
+}
+
+/// Sends a complete request on an exclusive connection.
+pub(super) fn forward_large(
+    cx: &mut Context,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    node: NodeId,
+    raw: &[u8],
+) -> Flow {
+    let acquired = match take_exclusive(cx, handle, node, Lane::Large) {
+        Ok(acquired) => acquired,
+        Err(flow) => return flow,
+    };
+    let link = send_large(cx, handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
+    if let Some(link) = link.and_then(|link| cx.up.get_mut(link)) {
+        link.note_slow(command.flags.has(Flags::SLOW));
+    }
+    Flow::Next
+}
+
+/// Sends a request on the acquired connection, or replies with the refusal. `seq`: number of a command with a
+/// pending reply, if any.
+fn send_large(
+    cx: &mut Context,
+    handle: Handle,
+    acquired: Acquired,
+    call: Call<'_>,
+    request: &[u8],
+    class: u8,
+    seq: Option<u32>,
+) -> Option<Handle> {
+    match acquired {
+        Acquired::Link(link) => {
+            cx.turn.counters().large.add(1);
+            push_exclusive(cx, handle, link, call, request, class, seq);
+            Some(link)
+        }
+        Acquired::Refused(error) => {
+            let mut bytes = Vec::new();
+            encode::error(&mut bytes, &error);
+            match seq {
+                Some(seq) => cx.down.deliver(&cx.turn, handle, seq, &bytes),
+                None => cx.down.answer(&cx.turn, handle, class, &bytes),
+            }
+            None
+        }
+        Acquired::Wait => None,
+    }
+}
+
+/// Starts the repeat of a read when a connection is available. Returns false while the client waits for one.
+pub(super) fn run_repeat(cx: &mut Context, handle: Handle) -> bool {
+    let Some(mut repeat) = cx.down.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
+    // The keys may have moved since the first attempt.
+    if !cx.turn.routing().topology.is_settled() || cx.turn.routing().topology.epoch() as u32 != repeat.epoch {
+        match place_again(&cx.turn, &mut cx.down, &mut cx.hooks, handle, &repeat.request) {
+            Ok(Some((node, _))) => repeat.node = node,
+            Ok(None) => {
+                if let Some(client) = cx.down.get_mut(handle) {
+                    client.repeat = Some(repeat);
+                }
+                return false;
+            }
+            Err(text) => {
+                let mut error = Vec::new();
+                encode::error(&mut error, &text);
+                cx.down.deliver(&cx.turn, handle, repeat.seq, &error);
+                return true;
+            }
+        }
+        end_moving_stall(&mut cx.down, handle);
+    }
+    let acquired = acquire(cx, handle, repeat.node, Lane::Large);
+    if matches!(acquired, Acquired::Wait) {
+        if let Some(client) = cx.down.get_mut(handle) {
+            client.repeat = Some(repeat);
+        }
+        return false;
+    }
+    send_large(cx, handle, acquired, Call::Bytes(&repeat.request), &repeat.request, repeat.class, Some(repeat.seq));
+    true
+}
+
+impl LargeKeys {
+    /// Repeats a read with a large reply on an exclusive connection. Only if no later command of the client is in
+    /// flight, which would overtake it.
+    pub(super) fn repeat_on_large(&mut self, cx: &mut Context, handle: Handle, pending: Pending) -> bool {
+        let Some(link) = cx.up.get(handle) else { return false };
+        let node = link.node();
+        let request = link.head_request().to_vec();
+        let Some(client) = cx.down.get_mut(pending.who) else { return false };
+        if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
+            return false;
+        }
+        client.repeat =
+            Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
+        // Later commands wait for it.
+        client.lane = Lane::Large;
+        self.remember_large(&cx.turn, &mut cx.down, pending.who);
+        let who = pending.who;
+        // Started now, whatever else the client waits for: a barrier or a full pipeline only ends with this reply.
+        run_repeat(cx, who);
+        true
+    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::login::{Login, become_user, login};
 use super::monitor::end_monitor;
 use super::slowlog::{slowlog, slowlog_details};
 use super::tracking::commands::tracking_command;
-use super::transactions::discard;
+use super::transactions::{discard, transaction};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
@@ -46,12 +46,17 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let mut out = Vec::new();
         match local {
             Local::Ping if args.len() > 2 => {
-                return self.down.refuse(&self.turn, handle, class, &switchyard_resp::command::errors::arity(command));
+                return self.cx.down.refuse(
+                    &self.cx.turn,
+                    handle,
+                    class,
+                    &switchyard_resp::command::errors::arity(command),
+                );
             }
             Local::Ping if !resp3 && client.subscribed() > 0 => {
                 out.extend_from_slice(b"*2\r\n$4\r\npong\r\n");
@@ -68,16 +73,16 @@ impl Worker {
                 encode::bulk(&mut out, now.as_secs().to_string().as_bytes());
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
-            Local::Select => return self.gathers.select(&self.turn, &mut self.down, handle, class, arg(1)),
-            Local::Hello => return hello(&self.turn, &mut self.down, routing, handle, class, args),
-            Local::Auth => return auth(&self.turn, &mut self.down, routing, handle, class, args),
+            Local::Select => return self.gathers.select(&self.cx.turn, &mut self.cx.down, handle, class, arg(1)),
+            Local::Hello => return hello(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
+            Local::Auth => return auth(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.pubsub.take() {
-                    self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.cx.turn, handle, &subscriber);
                 }
-                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
-                self.down.close_after_replies(handle);
+                self.cx.down.answer(&self.cx.turn, handle, class, b"+OK\r\n");
+                self.cx.down.close_after_replies(handle);
                 return Flow::Close;
             }
             Local::Reset => {
@@ -86,11 +91,11 @@ impl Worker {
                 }
                 let user = routing.live.users.default_user();
                 let (user, open) = (user.clone(), user.is_open());
-                if let Err(text) = become_user(&self.turn, &mut self.down, handle, user, open) {
-                    return self.down.refuse(&self.turn, handle, class, &text);
+                if let Err(text) = become_user(&self.cx.turn, &mut self.cx.down, handle, user, open) {
+                    return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
                 }
-                discard(&mut self.down, handle);
-                let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+                discard(&mut self.cx.down, handle);
+                let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = routing.live.database;
                 // A pending SKIP is still applied, as by a server.
@@ -105,13 +110,13 @@ impl Worker {
                 let tracked = client.tracked.is_some();
                 client.update_gate();
                 if monitor {
-                    end_monitor(&self.turn, handle);
+                    end_monitor(&self.cx.turn, handle);
                 }
                 if tracked {
-                    self.tracking.end_tracking(&self.turn, &mut self.down, handle);
+                    self.tracking.end_tracking(&self.cx.turn, &mut self.cx.down, handle);
                 }
                 if let Some(subscriber) = subscriber {
-                    self.pubsub.forget_subscriber(&self.turn, handle, &subscriber);
+                    self.pubsub.forget_subscriber(&self.cx.turn, handle, &subscriber);
                 }
                 out.extend_from_slice(b"+RESET\r\n");
             }
@@ -119,16 +124,16 @@ impl Worker {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
             Local::ConfigGet => {
-                return self.gathers.config_get(&self.turn, &mut self.down, routing, handle, class, raw, args);
+                return self.gathers.config_get(&self.cx.turn, &mut self.cx.down, routing, handle, class, raw, args);
             }
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
                     return Flow::Stall(Stall::Barrier);
                 }
-                *lock(&self.turn.shared().errors_before) = Errors::of_all(&self.turn.shared().counters);
+                *lock(&self.cx.turn.shared().errors_before) = Errors::of_all(&self.cx.turn.shared().counters);
                 return self.gathers.fan_out(
-                    &self.turn,
-                    &mut self.down,
+                    &self.cx.turn,
+                    &mut self.cx.down,
                     FanOut {
                         client: handle,
                         lane: Lane::Main,
@@ -139,17 +144,27 @@ impl Worker {
                     },
                 );
             }
-            Local::Scan => return self.gathers.scan(&self.turn, &mut self.down, routing, handle, class, args),
-            Local::RandomKey => return self.gathers.random_key(&self.turn, &mut self.down, handle, class),
+            Local::Scan => return self.gathers.scan(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
+            Local::RandomKey => return self.gathers.random_key(&self.cx.turn, &mut self.cx.down, handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
-                return slowlog(&self.turn, &mut self.down, &mut self.hooks, handle, class, local, args);
+                return slowlog(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, handle, class, local, args);
             }
-            Local::Cluster => return self.gathers.cluster(&self.turn, &mut self.down, routing, handle, command, args),
-            Local::ClusterMode => return cluster_mode(&self.turn, &mut self.down, routing, handle, class),
+            Local::Cluster => {
+                return self.gathers.cluster(&self.cx.turn, &mut self.cx.down, routing, handle, command, args);
+            }
+            Local::ClusterMode => return cluster_mode(&self.cx.turn, &mut self.cx.down, routing, handle, class),
             Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
             Local::Info => {
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
-                return self.gathers.info(&self.turn, &self.up, &mut self.down, routing, handle, class, sections);
+                return self.gathers.info(
+                    &self.cx.turn,
+                    &self.cx.up,
+                    &mut self.cx.down,
+                    routing,
+                    handle,
+                    class,
+                    sections,
+                );
             }
             Local::Lolwut => {
                 let text = format!(
@@ -160,14 +175,24 @@ impl Worker {
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             Local::Switchyard => {
-                return self.gathers.switchyard(&self.turn, &self.up, &mut self.down, routing, handle, class, args);
+                return self.gathers.switchyard(
+                    &self.cx.turn,
+                    &self.cx.up,
+                    &mut self.cx.down,
+                    routing,
+                    handle,
+                    class,
+                    args,
+                );
             }
             Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Unwatch => {
-                return self.transaction(routing, handle, local, command, raw, args);
+                return transaction(&mut self.cx, routing, handle, local, command, raw, args);
             }
-            Local::Wait => return self.wait(routing, handle, command, raw, args),
+            Local::Wait => return self.reissued_commands.wait(&mut self.cx, routing, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
-            Local::AclChange => return self.gathers.change_users(&self.turn, &mut self.down, handle, class, args),
+            Local::AclChange => {
+                return self.gathers.change_users(&self.cx.turn, &mut self.cx.down, handle, class, args);
+            }
             Local::AclList
             | Local::AclUsers
             | Local::AclGetuser
@@ -175,10 +200,10 @@ impl Worker {
             | Local::AclDryrun
             | Local::AclLog
             | Local::AclGenpass => {
-                return acl(&self.turn, &mut self.down, routing, handle, class, local, args);
+                return acl(&self.cx.turn, &mut self.cx.down, routing, handle, class, local, args);
             }
             Local::Script => {
-                return self.down.refuse(&self.turn, handle, class, "ERR unknown subcommand. Try SCRIPT HELP.");
+                return self.cx.down.refuse(&self.cx.turn, handle, class, "ERR unknown subcommand. Try SCRIPT HELP.");
             }
             Local::Subscribe
             | Local::Unsubscribe
@@ -195,8 +220,8 @@ impl Worker {
             | Local::PubsubShardnumsub => return self.dispatch_pubsub(routing, handle, command, local, raw, args),
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
                 return tracking_command(
-                    &self.turn,
-                    &mut self.down,
+                    &self.cx.turn,
+                    &mut self.cx.down,
                     &mut self.gathers,
                     &mut self.tracking,
                     handle,
@@ -205,11 +230,11 @@ impl Worker {
                     args,
                 );
             }
-            Local::Monitor => return self.gathers.monitor(&self.turn, &mut self.down, handle, class),
+            Local::Monitor => return self.gathers.monitor(&self.cx.turn, &mut self.cx.down, handle, class),
             Local::ClientPause => {
                 return super::pause::pause(
-                    &self.turn,
-                    &mut self.down,
+                    &self.cx.turn,
+                    &mut self.cx.down,
                     &mut self.gathers,
                     &mut self.pauses,
                     handle,
@@ -217,7 +242,7 @@ impl Worker {
                     args,
                 );
             }
-            Local::ClientUnpause => return self.gathers.unpause(&self.turn, &mut self.down, handle, class),
+            Local::ClientUnpause => return self.gathers.unpause(&self.cx.turn, &mut self.cx.down, handle, class),
             Local::ClientId
             | Local::ClientGetname
             | Local::ClientSetname
@@ -232,10 +257,10 @@ impl Worker {
             | Local::ClientUnblock
             | Local::ClientCapa => {
                 return self.gathers.client_command(
-                    &self.turn,
-                    &self.up,
-                    &mut self.down,
-                    &mut self.hooks,
+                    &self.cx.turn,
+                    &self.cx.up,
+                    &mut self.cx.down,
+                    &mut self.cx.hooks,
                     handle,
                     class,
                     local,
@@ -243,7 +268,7 @@ impl Worker {
                 );
             }
         }
-        self.down.answer(&self.turn, handle, class, &out);
+        self.cx.down.answer(&self.cx.turn, handle, class, &out);
         Flow::Next
     }
 }

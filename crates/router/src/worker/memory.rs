@@ -136,8 +136,8 @@ impl Worker {
     #[inline]
     pub(super) fn check_memory_after_growth(&mut self) {
         if memory::thread_balance() > self.memory.mark {
-            let (used, budget) = self.memory.used_and_budget(&self.turn);
-            if used > budget && (used > tolerated_use(budget) || self.turn.now_us() >= self.memory.rest_until_us) {
+            let (used, budget) = self.memory.used_and_budget(&self.cx.turn);
+            if used > budget && (used > tolerated_use(budget) || self.cx.turn.now_us() >= self.memory.rest_until_us) {
                 self.evict(budget);
             }
         }
@@ -145,35 +145,35 @@ impl Worker {
 
     /// Checks the budget at a tick.
     pub(super) fn check_memory_at_tick(&mut self) {
-        let (used, budget) = self.memory.used_and_budget(&self.turn);
-        if used > budget && self.turn.now_us() >= self.memory.rest_until_us {
+        let (used, budget) = self.memory.used_and_budget(&self.cx.turn);
+        if used > budget && self.cx.turn.now_us() >= self.memory.rest_until_us {
             self.evict(budget);
         }
     }
 
     /// Handles the request of another worker to evict.
     pub(super) fn on_evict_request(&mut self) {
-        let (used, budget) = self.memory.used_and_budget(&self.turn);
+        let (used, budget) = self.memory.used_and_budget(&self.cx.turn);
         if used > budget {
             self.evict(budget);
         }
-        self.turn.counters().memory_answers.add(1);
+        self.cx.turn.counters().memory_answers.add(1);
     }
 
     /// Publishes the size of the biggest client for other workers, and shrinks buffers after a burst. Called at client
     /// ticks.
     pub(super) fn tick_memory(&mut self) {
         // `memory_leaving` lowers the computed usage, so it must be updated even if that is low.
-        let near = memory_in_use(&self.turn) > self.turn.routing().live.memory_max / 2
-            || self.turn.counters().memory_leaving.get() > 0;
+        let near = memory_in_use(&self.cx.turn) > self.cx.turn.routing().live.memory_max / 2
+            || self.cx.turn.counters().memory_leaving.get() > 0;
         let holdings = if near {
-            holdings(&self.turn, &self.up, &mut self.down, &mut self.gathers, &mut self.tracking)
+            holdings(&self.cx.turn, &self.cx.up, &mut self.cx.down, &mut self.gathers, &mut self.tracking)
         } else {
             Vec::new()
         };
-        publish_biggest(&self.turn, &holdings);
-        if self.hooks.keys.capacity() * size_of::<u32>() > REUSED_MAX {
-            self.hooks.keys = Vec::new();
+        publish_biggest(&self.cx.turn, &holdings);
+        if self.cx.hooks.keys.capacity() * size_of::<u32>() > REUSED_MAX {
+            self.cx.hooks.keys = Vec::new();
         }
         for buffer in [self.pubsub.reused(), self.monitors.reused()] {
             if buffer.capacity() > REUSED_MAX {
@@ -184,43 +184,44 @@ impl Worker {
 
     #[cold]
     fn evict(&mut self, budget: usize) {
-        self.hooks.clear(&self.turn);
-        let mut holdings = holdings(&self.turn, &self.up, &mut self.down, &mut self.gathers, &mut self.tracking);
-        publish_biggest(&self.turn, &holdings);
-        let shared = self.turn.shared().clone();
+        self.cx.hooks.clear(&self.cx.turn);
+        let mut holdings =
+            holdings(&self.cx.turn, &self.cx.up, &mut self.cx.down, &mut self.gathers, &mut self.tracking);
+        publish_biggest(&self.cx.turn, &holdings);
+        let shared = self.cx.turn.shared().clone();
         // One worker at a time, so that not more is freed than necessary.
         let _turn = lock(&shared.evicting);
         loop {
-            let used = memory_in_use(&self.turn);
+            let used = memory_in_use(&self.cx.turn);
             if used <= budget {
                 self.memory.notified_all = None;
                 break;
             }
-            let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.turn.index());
+            let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.cx.turn.index());
             let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get(), worker)).max();
             let own = biggest(&holdings);
             if let Some((bytes, worker)) = elsewhere
                 && leaves_it_to(bytes, own, used, budget)
             {
                 shared.mailboxes.send(worker, Message::Evict);
-                self.memory.rest_until_us = self.turn.now_us() + TICK.as_micros() as u64;
+                self.memory.rest_until_us = self.cx.turn.now_us() + TICK.as_micros() as u64;
                 break;
             }
             if holdings.last().is_some_and(|holding| holding.rank == Rank::NoEvict) && shared.counters.len() > 1 {
-                let others = || (0..shared.counters.len()).filter(|worker| *worker != self.turn.index());
+                let others = || (0..shared.counters.len()).filter(|worker| *worker != self.cx.turn.index());
                 let answers: u64 = others().map(|worker| shared.counters[worker].memory_answers.get()).sum();
-                let standing = self.memory.others(self.turn.now_us(), answers);
+                let standing = self.memory.others(self.cx.turn.now_us(), answers);
                 if standing == OtherWorkers::NotNotified {
-                    self.memory.notified_all = Some((self.turn.now_us(), answers + others().count() as u64));
+                    self.memory.notified_all = Some((self.cx.turn.now_us(), answers + others().count() as u64));
                     others().for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
                 }
                 if standing != OtherWorkers::Done {
-                    self.memory.rest_until_us = self.turn.now_us() + TICK.as_micros() as u64;
+                    self.memory.rest_until_us = self.cx.turn.now_us() + TICK.as_micros() as u64;
                     break;
                 }
             }
             let Some(holding) = holdings.pop() else {
-                if let Some(suppressed) = self.memory.short_log.allow(self.turn.now_us()) {
+                if let Some(suppressed) = self.memory.short_log.allow(self.cx.turn.now_us()) {
                     error!(
                         used,
                         budget,
@@ -228,11 +229,11 @@ impl Worker {
                         "memory use exceeds memory-max, and no client uses much of it: raise memory-max, or reduce the load"
                     );
                 }
-                self.memory.rest_until_us = self.turn.now_us() + RETRY_US;
+                self.memory.rest_until_us = self.cx.turn.now_us() + RETRY_US;
                 break;
             };
             self.release_holding(holding, used, budget);
-            publish_biggest(&self.turn, &holdings);
+            publish_biggest(&self.cx.turn, &holdings);
         }
         self.memory.mark = memory::thread_balance() + STEP;
     }
@@ -241,10 +242,10 @@ impl Worker {
         let Holding { rank, bytes, kept, holder, handle } = holding;
         match holder {
             Holder::Client => {
-                let Some(client) = self.down.get(handle) else { return };
+                let Some(client) = self.cx.down.get(handle) else { return };
                 let id = client.details.id;
-                self.turn.counters().evicted.add(1);
-                if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
+                self.cx.turn.counters().evicted.add(1);
+                if let Some(suppressed) = self.memory.cut_log.allow(self.cx.turn.now_us()) {
                     warn!(
                         client = id,
                         stranger = rank == Rank::Unauthenticated,
@@ -255,15 +256,15 @@ impl Worker {
                         "disconnecting the client that uses the most memory (memory-max)"
                     );
                 }
-                self.down.close_client(&self.turn, handle);
-                self.turn.counters().memory_leaving.add(kept as u64);
+                self.cx.down.close_client(&self.cx.turn, handle);
+                self.cx.turn.counters().memory_leaving.add(kept as u64);
                 self.drop_replies_of(handle);
             }
             Holder::Link => {
-                self.up.break_link(&self.turn, handle, "its reply needs more memory than memory-max leaves")
+                self.cx.up.break_link(&self.cx.turn, handle, "its reply needs more memory than memory-max leaves")
             }
             Holder::Reads => {
-                if let Some(suppressed) = self.memory.cut_log.allow(self.turn.now_us()) {
+                if let Some(suppressed) = self.memory.cut_log.allow(self.cx.turn.now_us()) {
                     warn!(
                         bytes,
                         used,
@@ -272,7 +273,7 @@ impl Worker {
                         "clients with CLIENT TRACKING get an invalidation of all keys (memory-max)"
                     );
                 }
-                self.tracking.forget_tracked_reads(&self.turn, &mut self.down);
+                self.tracking.forget_tracked_reads(&self.cx.turn, &mut self.cx.down);
             }
         }
         // A closed client holds its memory until then.
@@ -286,6 +287,7 @@ impl Worker {
             gather.drop_parts();
         }
         let collecting: Vec<Handle> = self
+            .cx
             .up
             .iter()
             .filter(|(_, link)| link.is_collecting() && link.received_memory() >= VICTIM_MIN)

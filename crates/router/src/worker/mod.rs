@@ -21,6 +21,7 @@ mod cluster;
 mod colocate;
 mod config_commands;
 mod config_values;
+mod context;
 mod cross_slot;
 mod dispatch;
 mod double_read;
@@ -78,6 +79,10 @@ use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Shared};
 use crate::slab::Handle;
 use crate::worker::accept::handshake_failed;
+use crate::worker::blocking::end_wait;
+use crate::worker::blocking::restamp_waiting;
+use crate::worker::blocking::retry_unblocks;
+use crate::worker::blocking::unblock_client;
 use crate::worker::client_commands::kill_clients;
 use crate::worker::client_commands::list_clients;
 use crate::worker::colocate::on_colocation;
@@ -90,6 +95,7 @@ use crate::worker::quiesce::on_quiet;
 use crate::worker::quiesce::tick_quieting;
 use crate::worker::quotas::place_prefixes_anew;
 use crate::worker::quotas::recount;
+use crate::worker::reissued::on_reissue;
 use crate::worker::reissued::on_turn;
 use crate::worker::tracking::commands::find_client;
 use crate::worker::tracking::nodes::on_redirect_broken;
@@ -131,11 +137,7 @@ const OUTPUT_TIMEOUT_US: u64 = 200_000;
 
 #[derive(Debug)]
 pub(crate) struct Worker {
-    turn: turn::Turn,
-    down: clients::Downstreams,
-    up: upstreams::Upstreams,
-    /// Observers of commands with keys.
-    hooks: keyed::CommandHooks,
+    cx: context::Context,
     gathers: gather::Gathers,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -170,10 +172,10 @@ impl Worker {
             hot,
             slowlog::SlowCommands::new(turn.routing().live.slow_us()),
         );
+        let down = clients::Downstreams::new(turn.counters().clone(), door);
+        let up = upstreams::Upstreams::new(zombies, index);
         Ok(Self {
-            down: clients::Downstreams::new(turn.counters().clone(), door),
-            up: upstreams::Upstreams::new(zombies, index),
-            hooks,
+            cx: context::Context { turn, up, down, hooks },
             gathers: gather::Gathers::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
@@ -186,7 +188,6 @@ impl Worker {
             memory: memory::MemoryWatch::default(),
             reissued_commands: reissued::ReissuedCommands::default(),
             quiesce: quiesce::QuiesceQueue::default(),
-            turn,
         })
     }
 
@@ -198,54 +199,57 @@ impl Worker {
         let mut buffer = vec![0; READ_SIZE];
         let mut ready = Vec::new();
         let mut events = Vec::new();
-        self.turn.begin();
+        self.cx.turn.begin();
         // A replacement of a panicked worker adopts the shared state.
         refresh(
-            &self.turn,
-            &self.up,
-            &mut self.down,
+            &self.cx.turn,
+            &self.cx.up,
+            &mut self.cx.down,
             &mut self.monitors,
             &mut self.pauses,
-            self.turn.index(),
+            self.cx.turn.index(),
             Handle::NONE,
             0,
             false,
         );
-        place_prefixes_anew(&self.turn, &mut self.down);
-        self.up.connect_main(&self.turn);
-        self.hooks.place_moving_anew(&self.turn);
-        self.hooks.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
+        place_prefixes_anew(&self.cx.turn, &mut self.cx.down);
+        self.cx.up.connect_main(&self.cx.turn);
+        self.cx.hooks.place_moving_anew(&self.cx.turn);
+        self.cx.hooks.adopt_routing(self.cx.turn.routing(), self.cx.turn.shared().tap.get());
         loop {
             // The wake-up for a new snapshot may have come in a turn that had already checked the generation.
-            let pending_work =
-                self.down.begin_turn() || self.turn.is_outdated() || self.down.has_unread() || self.up.has_unread();
+            let pending_work = self.cx.down.begin_turn()
+                || self.cx.turn.is_outdated()
+                || self.cx.down.has_unread()
+                || self.cx.up.has_unread();
             if pending_work {
-                self.turn.poll().wait(Some(Duration::ZERO), &mut events, &mut ready)?;
+                self.cx.turn.poll().wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
                 if let Some(length) = self.sender.batching.pause() {
                     pause(length);
                 }
-                let is_busy =
-                    self.down.len() > 0 || !self.up.is_settled() || self.turn.shared().draining.load(Ordering::Relaxed);
-                self.turn.tick_every(if is_busy { TICK } else { TICK_IDLE })?;
-                self.turn.poll().wait(None, &mut events, &mut ready)?;
+                let is_busy = self.cx.down.len() > 0
+                    || !self.cx.up.is_settled()
+                    || self.cx.turn.shared().draining.load(Ordering::Relaxed);
+                self.cx.turn.tick_every(if is_busy { TICK } else { TICK_IDLE })?;
+                self.cx.turn.poll().wait(None, &mut events, &mut ready)?;
             }
-            self.turn.begin();
-            let began = self.turn.now_us();
-            self.sender.batching.turn(self.turn.now_us());
-            if self.turn.is_outdated() {
+            self.cx.turn.begin();
+            let began = self.cx.turn.now_us();
+            self.sender.batching.turn(self.cx.turn.now_us());
+            if self.cx.turn.is_outdated() {
                 self.adopt_routing();
                 self.settle_events();
             }
-            if self.turn.shared().hot.generation() != self.hooks.hot.generation() {
-                hot_copies::adopt(&mut self);
+            if self.cx.turn.shared().hot.generation() != self.cx.hooks.hot.generation() {
+                hot_copies::adopt(&mut self.cx);
             }
-            for link in self.up.take_unread() {
+            for link in self.cx.up.take_unread() {
                 self.read_link(link, &mut buffer);
                 self.settle_events();
                 self.check_memory_after_growth();
             }
-            for client in self.down.take_unread() {
+            for client in self.cx.down.take_unread() {
                 self.read_client(client, &mut buffer);
                 self.settle_events();
                 self.check_memory_after_growth();
@@ -254,17 +258,17 @@ impl Worker {
                 self.on_ready(*event, &mut buffer);
             }
             self.finish_turn();
-            if self.turn.now_us() >= self.next_tick_us {
+            if self.cx.turn.now_us() >= self.next_tick_us {
                 self.tick();
                 self.settle_events();
                 self.finish_turn();
             }
-            publish_if_wanted(&self.turn, &mut self.up, &mut self.hooks, &mut self.gathers, &mut self.pubsub);
-            if self.turn.shared().draining.load(Ordering::Relaxed) && self.drained() {
+            publish_if_wanted(&self.cx.turn, &mut self.cx.up, &mut self.cx.hooks, &mut self.gathers, &mut self.pubsub);
+            if self.cx.turn.shared().draining.load(Ordering::Relaxed) && self.drained() {
                 return Ok(());
             }
             if !ready.is_empty() {
-                self.turn.counters().turns.record(self.turn.clock_us().saturating_sub(began));
+                self.cx.turn.counters().turns.record(self.cx.turn.clock_us().saturating_sub(began));
             }
         }
     }
@@ -272,28 +276,28 @@ impl Worker {
     fn on_ready(&mut self, event: Ready, buffer: &mut [u8]) {
         match event.token {
             Token::Client(handle) => {
-                let Some(client) = self.down.get_mut(handle) else { return };
+                let Some(client) = self.cx.down.get_mut(handle) else { return };
                 client.hangup |= event.hangup;
                 client.writable |= event.writable;
                 if event.writable && client.unsent() > 0 {
-                    self.down.mark(handle);
+                    self.cx.down.mark(handle);
                 }
                 if event.readable {
                     self.read_client(handle, buffer);
                 }
             }
             Token::Link(handle) => {
-                if self.up.on_ready(&self.turn, handle, event) {
+                if self.cx.up.on_ready(&self.cx.turn, handle, event) {
                     self.read_link(handle, buffer);
                 }
             }
-            Token::Listener(index) => accept::accept(&self.turn, &mut self.down, index as usize),
+            Token::Listener(index) => accept::accept(&self.cx.turn, &mut self.cx.down, index as usize),
             Token::Tick => {
-                self.turn.poll().consume_tick();
-                self.next_tick_us = self.turn.now_us();
+                self.cx.turn.poll().consume_tick();
+                self.next_tick_us = self.cx.turn.now_us();
             }
             Token::Wake => {
-                for message in self.turn.shared().clone().mailboxes[self.turn.index()].take() {
+                for message in self.cx.turn.shared().clone().mailboxes[self.cx.turn.index()].take() {
                     self.on_message(message);
                 }
             }
@@ -306,129 +310,131 @@ impl Worker {
     fn finish_turn(&mut self) {
         // A flush can end a stall, and a resumed client may produce more. After some rounds, the rest waits for the
         // next turn.
-        self.monitors.flush_monitors(&self.turn);
+        self.monitors.flush_monitors(&self.cx.turn);
         for _ in 0..8 {
-            let resumed = self.down.take_resumed();
+            let resumed = self.cx.down.take_resumed();
             for handle in resumed {
                 self.resume_client(handle);
                 self.settle_events();
                 self.check_memory_after_growth();
             }
-            self.hooks.notify_movers(&self.turn);
+            self.cx.hooks.notify_movers(&self.cx.turn);
             self.send_together();
-            self.up.flush_links(&self.turn);
+            self.cx.up.flush_links(&self.cx.turn);
             self.settle_events();
-            self.down.flush_clients(&self.turn);
+            self.cx.down.flush_clients(&self.cx.turn);
             self.settle_events();
-            if !self.down.are_any_resumed() && self.up.marked_count() == 0 {
+            if !self.cx.down.are_any_resumed() && self.cx.up.marked_count() == 0 {
                 break;
             }
         }
     }
 
     fn adopt_routing(&mut self) {
-        let (known, before) = self.turn.adopt_routing();
-        self.hooks.slow.set_threshold(self.turn.routing().live.slow_us());
-        if !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
-            self.up.mark_stale(&self.turn, &before.live);
+        let (known, before) = self.cx.turn.adopt_routing();
+        self.cx.hooks.slow.set_threshold(self.cx.turn.routing().live.slow_us());
+        if !Arc::ptr_eq(&before.live, &self.cx.turn.routing().live) {
+            self.cx.up.mark_stale(&self.cx.turn, &before.live);
         }
-        self.up.connect_main(&self.turn);
-        self.hooks.transit.keep_before(before.clone(), self.turn.now_us());
-        self.hooks.place_moving_anew(&self.turn);
-        self.hooks.adopt_routing(self.turn.routing(), self.turn.shared().tap.get());
-        if !Arc::ptr_eq(&before.topology, &self.turn.routing().topology) {
-            self.hooks.place_anew(&self.turn);
+        self.cx.up.connect_main(&self.cx.turn);
+        self.cx.hooks.transit.keep_before(before.clone(), self.cx.turn.now_us());
+        self.cx.hooks.place_moving_anew(&self.cx.turn);
+        self.cx.hooks.adopt_routing(self.cx.turn.routing(), self.cx.turn.shared().tap.get());
+        if !Arc::ptr_eq(&before.topology, &self.cx.turn.routing().topology) {
+            self.cx.hooks.place_anew(&self.cx.turn);
         }
-        self.hooks.limit(&self.turn);
-        if self.turn.routing().topology.placement() != before.topology.placement() {
-            transactions::place_anew(&self.turn, &mut self.down);
+        self.cx.hooks.limit(&self.cx.turn);
+        if self.cx.turn.routing().topology.placement() != before.topology.placement() {
+            transactions::place_anew(&self.cx.turn, &mut self.cx.down);
         }
-        if self.turn.routing().topology.epoch() != before.topology.epoch() {
-            self.restamp_waiting();
-            fail_stale_watches(&self.turn, &self.up, &mut self.down, &mut self.hooks);
+        if self.cx.turn.routing().topology.epoch() != before.topology.epoch() {
+            restamp_waiting(&mut self.cx);
+            fail_stale_watches(&self.cx.turn, &self.cx.up, &mut self.cx.down, &mut self.cx.hooks);
         }
         // Keys that commands wait for may be elsewhere.
-        look_again(&self.turn, &mut self.down, true);
-        settle_colocate_waits(&self.turn, &mut self.down, true);
-        self.up.drop_foreign_links(&self.turn);
-        self.up.follow_servers(&self.turn);
-        self.up.adopt_outages(&self.turn);
-        if self.turn.shared().must_leave_servers(known) {
-            self.up.leave_other_processes(&self.turn);
+        look_again(&self.cx.turn, &mut self.cx.down, true);
+        settle_colocate_waits(&self.cx.turn, &mut self.cx.down, true);
+        self.cx.up.drop_foreign_links(&self.cx.turn);
+        self.cx.up.follow_servers(&self.cx.turn);
+        self.cx.up.adopt_outages(&self.cx.turn);
+        if self.cx.turn.shared().must_leave_servers(known) {
+            self.cx.up.leave_other_processes(&self.cx.turn);
         }
-        self.turn.shared().adopted(self.turn.index(), self.turn.generation());
-        let limits_changed = before.live.key_limits != self.turn.routing().live.key_limits;
+        self.cx.turn.shared().adopted(self.cx.turn.index(), self.cx.turn.generation());
+        let limits_changed = before.live.key_limits != self.cx.turn.routing().live.key_limits;
         if limits_changed {
-            place_prefixes_anew(&self.turn, &mut self.down);
+            place_prefixes_anew(&self.cx.turn, &mut self.cx.down);
         }
         if limits_changed
-            || (!Arc::ptr_eq(&before.live.users, &self.turn.routing().live.users)
-                && before.live.users != self.turn.routing().live.users)
+            || (!Arc::ptr_eq(&before.live.users, &self.cx.turn.routing().live.users)
+                && before.live.users != self.cx.turn.routing().live.users)
         {
-            readmit_clients(&self.turn, &mut self.down);
+            readmit_clients(&self.cx.turn, &mut self.cx.down);
         }
-        if self.turn.routing().live.one_database && !Arc::ptr_eq(&before.live, &self.turn.routing().live) {
-            local::close_clients_elsewhere(&self.turn, &mut self.down);
+        if self.cx.turn.routing().live.one_database && !Arc::ptr_eq(&before.live, &self.cx.turn.routing().live) {
+            local::close_clients_elsewhere(&self.cx.turn, &mut self.cx.down);
         }
-        self.pubsub.update_places(&self.turn);
-        self.tracking.update_places(&self.turn, &mut self.up);
-        self.tracking.settle_tracking(&self.turn, &mut self.down);
+        self.pubsub.update_places(&self.cx.turn);
+        self.tracking.update_places(&self.cx.turn, &mut self.cx.up);
+        self.tracking.settle_tracking(&self.cx.turn, &mut self.cx.down);
         let learning: Vec<Handle> =
-            self.down.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
+            self.cx.down.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
-            self.down.unstall(&self.turn, client);
+            self.cx.down.unstall(&self.cx.turn, client);
         }
     }
 
     fn tick(&mut self) {
-        self.next_tick_us = self.turn.now_us() + TICK.as_micros() as u64;
+        self.next_tick_us = self.cx.turn.now_us() + TICK.as_micros() as u64;
         let (tracking, topics) = (&self.tracking, &self.pubsub);
         let needs_pubsub = |node| pubsub::needs_pubsub_link(tracking, topics, node);
-        self.up.tick_links(&self.turn, self.hooks.hot.has_copies(), &needs_pubsub);
-        self.up.tick_outages(&self.turn);
-        self.retry_unblocks();
-        self.pauses.tick_pause(&self.turn, &self.up, &mut self.down);
-        tick_moving(&self.turn, &mut self.down);
-        settle_colocate_waits(&self.turn, &mut self.down, false);
-        self.reissued_commands.tick_reissued(&self.turn, &mut self.down);
-        tick_quieting(&self.turn, &mut self.down);
-        self.pubsub.tick(&self.turn);
-        self.hooks.enter_waiting(&self.turn);
-        self.hooks.transit.forget_before(self.turn.now_us());
-        transit::publish_drained(&self.turn, &self.up, &self.gathers, &self.pubsub);
-        self.hooks.tally.drain_into(&self.turn.shared().alone);
-        for client in hot_copies::tick(&self.turn, &mut self.up, &mut self.hooks) {
-            hot_copies::go_on(&self.turn, &mut self.down, client);
+        self.cx.up.tick_links(&self.cx.turn, self.cx.hooks.hot.has_copies(), &needs_pubsub);
+        self.cx.up.tick_outages(&self.cx.turn);
+        retry_unblocks(&mut self.cx);
+        self.pauses.tick_pause(&self.cx.turn, &self.cx.up, &mut self.cx.down);
+        tick_moving(&self.cx.turn, &mut self.cx.down);
+        settle_colocate_waits(&self.cx.turn, &mut self.cx.down, false);
+        self.reissued_commands.tick_reissued(&self.cx.turn, &mut self.cx.down);
+        tick_quieting(&self.cx.turn, &mut self.cx.down);
+        self.pubsub.tick(&self.cx.turn);
+        self.cx.hooks.enter_waiting(&self.cx.turn);
+        self.cx.hooks.transit.forget_before(self.cx.turn.now_us());
+        transit::publish_drained(&self.cx.turn, &self.cx.up, &self.gathers, &self.pubsub);
+        self.cx.hooks.tally.drain_into(&self.cx.turn.shared().alone);
+        for client in hot_copies::tick(&self.cx.turn, &mut self.cx.up, &mut self.cx.hooks) {
+            hot_copies::go_on(&self.cx.turn, &mut self.cx.down, client);
         }
-        if let Some(counts) = self.hooks.telemetry.ended(self.turn.now_us()) {
-            let ends = counts.ends && self.turn.index() == 0;
-            self.turn.shared().board.take(counts, ends);
+        if let Some(counts) = self.cx.hooks.telemetry.ended(self.cx.turn.now_us()) {
+            let ends = counts.ends && self.cx.turn.index() == 0;
+            self.cx.turn.shared().board.take(counts, ends);
         }
         self.check_memory_at_tick();
-        if self.turn.now_us() >= self.next_client_tick_us {
-            self.next_client_tick_us = self.turn.now_us() + CLIENT_TICK_US;
+        if self.cx.turn.now_us() >= self.next_client_tick_us {
+            self.next_client_tick_us = self.cx.turn.now_us() + CLIENT_TICK_US;
             self.tick_clients();
             self.tick_memory();
-            recount(&mut self.down);
-            publish_slow(&self.turn, &self.up);
+            recount(&mut self.cx.down);
+            publish_slow(&self.cx.turn, &self.cx.up);
         }
     }
 
     fn tick_clients(&mut self) {
-        let idle_us = self.turn.routing().live.client_idle_timeout.map(|t| t.as_micros() as u64);
-        let login_us = self.turn.routing().live.login_timeout.map(|t| t.as_micros() as u64);
-        let handshake_us = self.turn.routing().live.handshake_timeout.as_micros() as u64;
-        let (soft, soft_us) =
-            (self.turn.routing().live.push_soft_limit, self.turn.routing().live.push_soft_time.as_micros() as u64);
+        let idle_us = self.cx.turn.routing().live.client_idle_timeout.map(|t| t.as_micros() as u64);
+        let login_us = self.cx.turn.routing().live.login_timeout.map(|t| t.as_micros() as u64);
+        let handshake_us = self.cx.turn.routing().live.handshake_timeout.as_micros() as u64;
+        let (soft, soft_us) = (
+            self.cx.turn.routing().live.push_soft_limit,
+            self.cx.turn.routing().live.push_soft_time.as_micros() as u64,
+        );
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
-        for (handle, client) in self.down.iter() {
+        for (handle, client) in self.cx.down.iter() {
             if client.behind_since_us > 0
-                && (client.unsent() <= soft || self.turn.now_us().saturating_sub(client.behind_since_us) > soft_us)
+                && (client.unsent() <= soft || self.cx.turn.now_us().saturating_sub(client.behind_since_us) > soft_us)
             {
                 behind.push((handle, client.unsent() > soft));
             }
-            let stalled = self.turn.now_us().saturating_sub(client.stalled_at_us);
-            let quiet_us = self.turn.now_us().saturating_sub(client.last_used_us);
+            let stalled = self.cx.turn.now_us().saturating_sub(client.stalled_at_us);
+            let quiet_us = self.cx.turn.now_us().saturating_sub(client.last_used_us);
             let overdue = if client.stall == Stall::Blocked {
                 false
             } else if client.held.is_some() {
@@ -438,19 +444,19 @@ impl Worker {
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_TIMEOUT_US
             } else if client.is_handshaking() {
-                self.turn.now_us().saturating_sub(client.details.created_us) > handshake_us
+                self.cx.turn.now_us().saturating_sub(client.details.created_us) > handshake_us
             } else {
                 // Subscribers are idle by nature, as in Redis.
                 client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
             };
-            let stranger_us = self.turn.now_us().saturating_sub(client.details.stranger_since_us);
+            let stranger_us = self.cx.turn.now_us().saturating_sub(client.details.stranger_since_us);
             let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
             // Only logged-in clients may write a whole pipeline before they read.
             let fills = client.stall == Stall::Output
                 && stalled > OUTPUT_TIMEOUT_US
                 && client.guard & login::guard::STRANGER != 0;
             if fills {
-                self.turn.counters().cut_output.add(1);
+                self.cx.turn.counters().cut_output.add(1);
             }
             if client.writes_before_it_reads() && stalled > OUTPUT_TIMEOUT_US {
                 first.push(handle);
@@ -465,50 +471,50 @@ impl Worker {
         }
         for (handle, still) in behind {
             if still {
-                cut_subscriber(&self.turn, &mut self.down, handle, "push-soft-limit");
-            } else if let Some(client) = self.down.get_mut(handle) {
+                cut_subscriber(&self.cx.turn, &mut self.cx.down, handle, "push-soft-limit");
+            } else if let Some(client) = self.cx.down.get_mut(handle) {
                 client.behind_since_us = 0;
             }
         }
         for handle in first {
             // Otherwise its large reply and its next commands would wait for each other.
-            let held = self.down.get_mut(handle).and_then(|client| {
+            let held = self.cx.down.get_mut(handle).and_then(|client| {
                 client.writes_first = true;
                 client.held
             });
-            held.into_iter().for_each(|held| self.up.unpause(held));
+            held.into_iter().for_each(|held| self.cx.up.unpause(held));
         }
         for (handle, close) in late {
             if close {
-                if self.down.get(handle).is_some_and(Client::is_handshaking) {
+                if self.cx.down.get(handle).is_some_and(Client::is_handshaking) {
                     handshake_failed(
-                        &self.turn,
-                        &mut self.down,
+                        &self.cx.turn,
+                        &mut self.cx.down,
                         handle,
                         "it did not finish within the handshake timeout",
                     );
                 }
-                self.down.close_client(&self.turn, handle);
-            } else if let Some(client) = self.down.get_mut(handle) {
+                self.cx.down.close_client(&self.cx.turn, handle);
+            } else if let Some(client) = self.cx.down.get_mut(handle) {
                 client.writes_first = client.stall == Stall::Output;
-                self.down.unstall(&self.turn, handle);
+                self.cx.down.unstall(&self.cx.turn, handle);
             }
         }
-        self.large_keys.forget_old(self.turn.now_us());
-        self.up.tick_pools(&self.turn);
-        self.tick_timeout();
-        self.up.tick_blocked(&self.turn);
-        self.tracking.push_to_blocked_clients(&self.turn, &mut self.down);
+        self.large_keys.forget_old(self.cx.turn.now_us());
+        self.cx.up.tick_pools(&self.cx.turn);
+        self.gathers.tick_timeout(&mut self.cx);
+        self.cx.up.tick_blocked(&self.cx.turn);
+        self.tracking.push_to_blocked_clients(&self.cx.turn, &mut self.cx.down);
     }
 
     /// During a drain: closes clients without pending replies. Returns whether all are gone.
     fn drained(&mut self) -> bool {
-        self.down.door.close(self.turn.poll());
-        let stop = self.turn.shared().stop.load(Ordering::Relaxed);
-        for handle in self.down.handles() {
-            let Some(client) = self.down.get(handle) else { continue };
+        self.cx.down.door.close(self.cx.turn.poll());
+        let stop = self.cx.turn.shared().stop.load(Ordering::Relaxed);
+        for handle in self.cx.down.handles() {
+            let Some(client) = self.cx.down.get(handle) else { continue };
             if (client.stall == Stall::Blocked || client.is_reissued()) && !stop {
-                self.end_wait(handle);
+                end_wait(&mut self.cx, handle);
                 continue;
             }
             // A client that waits for a fill is answered soon.
@@ -518,48 +524,48 @@ impl Worker {
                 && client.stall != Stall::Fill;
             if idle || stop {
                 if !idle {
-                    self.turn.shared().cut.fetch_add(1, Ordering::Relaxed);
+                    self.cx.turn.shared().cut.fetch_add(1, Ordering::Relaxed);
                 }
-                self.down.close_client(&self.turn, handle);
+                self.cx.down.close_client(&self.cx.turn, handle);
             }
         }
         self.settle_events();
-        self.down.len() == 0
+        self.cx.down.len() == 0
     }
 
     fn on_message(&mut self, message: Message) {
         match message {
-            Message::Login { client, attempt } => on_login(&self.turn, &mut self.down, client, attempt),
+            Message::Login { client, attempt } => on_login(&self.cx.turn, &mut self.cx.down, client, attempt),
             Message::Evict => self.on_evict_request(),
-            Message::CloseUnused { node, lane } => self.up.make_room(&self.turn, node, lane),
-            Message::ConnectionAvailable { node } => self.up.room_was_made(&self.turn, node),
-            Message::Committed => look_again(&self.turn, &mut self.down, false),
+            Message::CloseUnused { node, lane } => self.cx.up.make_room(&self.cx.turn, node, lane),
+            Message::ConnectionAvailable { node } => self.cx.up.room_was_made(&self.cx.turn, node),
+            Message::Committed => look_again(&self.cx.turn, &mut self.cx.down, false),
             Message::ColocateAnswer { client, number, refusal } => {
-                on_colocation(&self.turn, &mut self.down, client, number, refusal)
+                on_colocation(&self.cx.turn, &mut self.cx.down, client, number, refusal)
             }
-            Message::WaitTurn { client } => on_turn(&mut self.down, client),
-            Message::Recall { client } => self.on_reissue(client),
+            Message::WaitTurn { client } => on_turn(&mut self.cx.down, client),
+            Message::Recall { client } => on_reissue(&mut self.cx, client),
             Message::Refused { move_id, keys, error } => {
-                refuse_moving(&self.turn, &mut self.down, move_id, keys.as_deref(), &error)
+                refuse_moving(&self.cx.turn, &mut self.cx.down, move_id, keys.as_deref(), &error)
             }
-            Message::Quiesced { move_id, ticket } => on_quiet(&self.turn, &mut self.down, move_id, ticket),
-            Message::Answer { gather, part, reply } => self.gather_part(gather, part, &reply),
+            Message::Quiesced { move_id, ticket } => on_quiet(&self.cx.turn, &mut self.cx.down, move_id, ticket),
+            Message::Answer { gather, part, reply } => self.gathers.gather_part(&mut self.cx, gather, part, &reply),
             Message::List { filter, from, gather, part } => {
-                let reply = list_clients(&self.turn, &self.up, &self.down, &self.hooks, &filter);
-                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
+                let reply = list_clients(&self.cx.turn, &self.cx.up, &self.cx.down, &self.cx.hooks, &filter);
+                self.cx.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Unblock { id, error, from, gather, part } => {
-                self.unblock_client(id, error, Asker { from, gather, part })
+                unblock_client(&mut self.cx, id, error, Asker { from, gather, part })
             }
             Message::Refresh { from, gather, part, settled } => {
                 // A snapshot changed before this message was sent must be in force at the reply.
-                if self.turn.is_outdated() {
+                if self.cx.turn.is_outdated() {
                     self.adopt_routing();
                 }
                 refresh(
-                    &self.turn,
-                    &self.up,
-                    &mut self.down,
+                    &self.cx.turn,
+                    &self.cx.up,
+                    &mut self.cx.down,
                     &mut self.monitors,
                     &mut self.pauses,
                     from,
@@ -568,21 +574,21 @@ impl Worker {
                     settled,
                 );
             }
-            Message::Lines(lines) => self.monitors.show(&self.turn, &mut self.down, &lines),
+            Message::Lines(lines) => self.monitors.show(&self.cx.turn, &mut self.cx.down, &lines),
             Message::Find { id, from, gather, part } => {
-                let reply = find_client(&self.turn, &self.down, id);
-                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
+                let reply = find_client(&self.cx.turn, &self.cx.down, id);
+                self.cx.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
             Message::Invalidate { to, from, source, keys } => {
-                on_redirected(&self.turn, &mut self.down, to, from, source, keys.as_deref())
+                on_redirected(&self.cx.turn, &mut self.cx.down, to, from, source, keys.as_deref())
             }
-            Message::RedirectBroken { source } => on_redirect_broken(&self.turn, &mut self.down, source),
+            Message::RedirectBroken { source } => on_redirect_broken(&self.cx.turn, &mut self.cx.down, source),
             #[cfg(test)]
             Message::Panic => panic!("requested by a test"),
             Message::Kill { filter, from, gather, part } => {
-                let killer = self.gathers.get(gather).filter(|_| from == self.turn.index()).map(Gather::client);
-                let reply = kill_clients(&self.turn, &mut self.down, &filter, killer);
-                self.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
+                let killer = self.gathers.get(gather).filter(|_| from == self.cx.turn.index()).map(Gather::client);
+                let reply = kill_clients(&self.cx.turn, &mut self.cx.down, &filter, killer);
+                self.cx.turn.shared().mailboxes[from].send(Message::Answer { gather, part, reply });
             }
         }
     }

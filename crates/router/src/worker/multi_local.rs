@@ -176,7 +176,7 @@ impl Worker {
     #[cold]
     pub(super) fn query_before_exec(&mut self, routing: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
-            let client = self.down.get_mut(handle)?;
+            let client = self.cx.down.get_mut(handle)?;
             let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
             let own = client.session.as_mut()?.multi.own.unasked()?;
             if is_owed {
@@ -186,7 +186,7 @@ impl Worker {
             // Only EXEC itself is subject to CLIENT REPLY.
             client.reply_mode = ReplyMode::On;
             let (flow, answer) = self.caught(routing, handle, &request);
-            let client = self.down.get_mut(handle)?;
+            let client = self.cx.down.get_mut(handle)?;
             client.reply_mode = mode;
             let seq = client.last_pending();
             let own = client.session.as_mut()?.multi.own.unasked()?;
@@ -206,17 +206,17 @@ impl Worker {
 
     /// Executes a local command and returns its reply, if it is immediate.
     fn caught(&mut self, routing: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
-        self.down.caught = CapturedReply::Wanted;
+        self.cx.down.caught = CapturedReply::Wanted;
         let flow = with_parsed_command(routing, request, |command, args| match command.handling {
             Handling::Local(local) => self.local(routing, handle, command, local, request, args),
             _ => Flow::Next,
         });
-        (flow.unwrap_or(Flow::Next), self.down.caught.end())
+        (flow.unwrap_or(Flow::Next), self.cx.down.caught.end())
     }
 
     /// Inserts the router's replies into the node's reply to EXEC, and executes commands that change the client.
     pub(super) fn with_own_answers(&mut self, handle: Handle, own: LocalInMulti, answer: &[u8]) -> Vec<u8> {
-        let routing = self.turn.routing().clone();
+        let routing = self.cx.turn.routing().clone();
         let count = own.count();
         let mut given: Vec<(usize, Vec<u8>)> = Vec::with_capacity(count);
         for own in own.own {

@@ -139,24 +139,24 @@ impl Worker {
         match command.handling {
             Handling::Local(Local::Exec) => return self.exec(routing, handle, class),
             Handling::Local(Local::Discard) => {
-                discard(&mut self.down, handle);
-                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
+                discard(&mut self.cx.down, handle);
+                self.cx.down.answer(&self.cx.turn, handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
             Handling::Local(local @ (Local::Quit | Local::Reset)) => {
                 return self.local(routing, handle, command, local, raw, args);
             }
             Handling::Local(Local::Multi) => {
-                return self.down.refuse(&self.turn, handle, class, "ERR MULTI calls can not be nested");
+                return self.cx.down.refuse(&self.cx.turn, handle, class, "ERR MULTI calls can not be nested");
             }
             Handling::Local(Local::Watch) => {
-                return self.down.refuse(&self.turn, handle, class, "ERR WATCH inside MULTI is not allowed");
+                return self.cx.down.refuse(&self.cx.turn, handle, class, "ERR WATCH inside MULTI is not allowed");
             }
             _ => {}
         }
         let mut scan = None;
         let (slot, select, alone) =
-            match queueing(&self.turn, &mut self.down, &mut self.hooks, routing, handle, command, args) {
+            match queueing(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, command, args) {
                 Queueing::Queue(slot) => (slot, None, None),
                 Queueing::Alone(limit) => (None, None, Some(limit)),
                 Queueing::Select(database) => (None, Some(database), None),
@@ -166,6 +166,7 @@ impl Worker {
                 }
                 Queueing::Own(when) => {
                     if let Some(multi) = self
+                        .cx
                         .down
                         .get_mut(handle)
                         .map(|client| &mut client.session().multi)
@@ -173,33 +174,33 @@ impl Worker {
                     {
                         multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
                     }
-                    self.down.answer(&self.turn, handle, class, QUEUED);
+                    self.cx.down.answer(&self.cx.turn, handle, class, QUEUED);
                     return Flow::Next;
                 }
                 Queueing::Refuse(text) => {
-                    abort_transaction(&mut self.down, handle);
-                    return self.down.refuse(&self.turn, handle, class, &text);
+                    abort_transaction(&mut self.cx.down, handle);
+                    return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
                 }
             };
         // Code with checks differs for the node.
-        let checked = match self.hooks.checked_code(&self.turn, routing, command, args) {
+        let checked = match self.cx.hooks.checked_code(&self.cx.turn, routing, command, args) {
             Ok(checked) => checked,
             Err(text) => {
-                abort_transaction(&mut self.down, handle);
-                return self.down.refuse(&self.turn, handle, class, &text);
+                abort_transaction(&mut self.cx.down, handle);
+                return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
             }
         };
         let code = if command.flags.has(Flags::SCRIPT) {
-            self.hooks.limit_of_code(&self.turn, routing, command, args)
+            self.cx.hooks.limit_of_code(&self.cx.turn, routing, command, args)
         } else {
             None
         };
-        let sha = self.hooks.sha_sent(&self.turn, routing, command, args);
+        let sha = self.cx.hooks.sha_sent(&self.cx.turn, routing, command, args);
         let (request, scan) = scan.unzip();
         let raw = request.as_deref().or(checked.as_deref()).unwrap_or(raw);
-        let is_known =
-            select.is_none_or(|database| self.turn.shared().has_database(&self.turn.data_nodes().all(), database));
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let is_known = select
+            .is_none_or(|database| self.cx.turn.shared().has_database(&self.cx.turn.data_nodes().all(), database));
+        let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         let multi = &mut client.session().multi;
         if !multi.aborted {
             multi.slot = multi.slot.or(slot);
@@ -229,7 +230,7 @@ impl Worker {
                 multi.scripts.push(sha);
             }
         }
-        self.down.answer(&self.turn, handle, class, QUEUED);
+        self.cx.down.answer(&self.cx.turn, handle, class, QUEUED);
         Flow::Next
     }
 }

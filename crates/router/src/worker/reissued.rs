@@ -23,8 +23,11 @@ use switchyard_resp::request::{Args, Scanner};
 use switchyard_resp::{encode, reply};
 use tracing::debug;
 
-use super::checkout::Acquired;
+use super::Stall;
+use super::blocking::{unblock, wait_at_node};
+use super::checkout::{Acquired, acquire, push_exclusive};
 use super::clients::{ClientEvent, Downstreams};
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks, KeyedCommand};
@@ -34,7 +37,6 @@ use super::upstreams::Link;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Purpose;
 use super::wait::Since;
-use super::{Stall, Worker};
 use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
@@ -208,172 +210,6 @@ impl ReissuedCommands {
     fn count_of(&self, clients: &Downstreams, resp3: bool, most: usize) -> usize {
         let is = |h: &&Handle| clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
         self.clients.iter().filter(is).take(most).count()
-    }
-}
-
-impl Worker {
-    /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
-    pub(super) fn reissue_waiting(&mut self, link: Handle) {
-        let Some(holder) = self.up.get(link).map(Link::holder) else { return };
-        if let Some(waiting) = self.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
-            self.turn.shared().wait_queues.reissue(waiting.ticket, self.turn.index(), holder);
-            waiting.state = State::Ending;
-            waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
-        }
-        self.unblock(link, true, None);
-    }
-
-    /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
-    /// request.
-    pub(super) fn take_reissued(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
-        let Some(link) =
-            self.up.get(link_handle).filter(|l| l.lane() == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
-        else {
-            return false;
-        };
-        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired())
-        else {
-            return false;
-        };
-        let Some(client) = self.down.get_mut(pending.who) else { return false };
-        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else {
-            return false;
-        };
-        client.held = None;
-        let (resp3, unblocked) = (client.resp3, waiting.unblocked);
-        let mut askers = Vec::new();
-        if let Some(link) = self.up.get_mut(link_handle) {
-            askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
-            if let Some(ended) = link.taken_out() {
-                self.hooks.over(&self.turn, ended, answer);
-            }
-        }
-        match unblocked.or(askers.first().map(|(_, error)| *error)) {
-            None => self.reissued_commands.is_here(&self.turn, &mut self.down, pending.who),
-            // A client wanted to end it as well: then this is the end, in the requested form, and only once.
-            Some(error) => {
-                let end = if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime };
-                self.down.deliver(&self.turn, pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
-            }
-        }
-        for (number, (asker, _)) in askers.into_iter().enumerate() {
-            asker.answer(
-                &self.turn.shared().mailboxes,
-                if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" },
-            );
-        }
-        self.up.after_exclusive_reply(&self.turn, link_handle);
-        true
-    }
-
-    /// Reissues a command that is at the router, if it can wait for its keys now.
-    pub(super) fn issue_again(&mut self, handle: Handle) {
-        let Some(waiting) = self.down.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
-        if waiting.ends.iter().any(|(_, end)| end.is_none()) {
-            return; // until the ends of its streams are known
-        }
-        let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
-        let request =
-            if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
-        let (node, waited) = match place_again(&self.turn, &mut self.down, &mut self.hooks, handle, &request) {
-            Ok(Some(place)) => place,
-            Ok(None) => return,
-            Err(why) if why.starts_with("NODE") => return lose_reissued(&self.turn, &mut self.down, handle, &why),
-            Err(text) => return end_reissued(&self.turn, &mut self.down, handle, WaitEnd::Error(text)),
-        };
-        let resp3 = self.down.get(handle).is_some_and(|client| client.resp3);
-        let (clients, reissued) = (&self.down, &self.reissued_commands);
-        self.up.make_ahead(&self.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
-        if !self.turn.shared().wait_queues.is_turn(ticket, &self.turn.shared().mailboxes) {
-            return self.down.stall(&self.turn, handle, Stall::Turn);
-        }
-        // It may have got a connection to another node while in line.
-        let held = self.down.get(handle).and_then(|client| client.held);
-        if let Some(held) = held.filter(|held| self.up.get(*held).is_none_or(|link| link.node() != node)) {
-            self.down.give_back(handle, held);
-        }
-        let link = match self.acquire(handle, node, Lane::Blocking) {
-            Acquired::Link(link) => link,
-            Acquired::Wait => return,
-            Acquired::Refused(why) => return lose_reissued(&self.turn, &mut self.down, handle, &why),
-        };
-        // The state may have changed before it had a connection.
-        if !self.turn.shared().wait_queues.go(ticket, self.turn.index(), handle, &self.turn.shared().mailboxes) {
-            self.down.give_back(handle, link);
-            return self.down.stall(&self.turn, handle, Stall::Turn);
-        }
-        // 0 would mean no timeout.
-        let left_us = until_us.map(|until| until.saturating_sub(self.turn.now_us()).max(1000));
-        let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
-        self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
-        self.wait_at_node(handle, link, waited, left_us);
-        if let Some(client) = self.down.get_mut(handle) {
-            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
-            if let Some(waiting) = client.waiting.as_mut() {
-                waiting.state = State::Sent { look: 0, since_us: self.turn.now_us() };
-                // From here on it has the IDs of its start instead of `$`.
-                if !waiting.ends.is_empty() {
-                    waiting.request = request;
-                    waiting.ends = Vec::new();
-                }
-            }
-        }
-        self.query_blocked_state(link);
-    }
-
-    /// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
-    /// node later.
-    /// the node later.
-    pub(super) fn on_reissue(&mut self, handle: Handle) {
-        let Some(client) = self.down.get(handle) else { return };
-        let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
-        if let Some(link) = client.held.filter(|_| is_there) {
-            self.reissue_waiting(link);
-        }
-    }
-
-    /// Queries the node of a connection whether the client of a reissued command waits there.
-    fn query_blocked_state(&mut self, link_handle: Handle) {
-        let Some(link) = self.up.get(link_handle) else { return };
-        let (holder, client_id, run_id) =
-            (link.holder(), link.client_id().to_string(), link.run_id().map(str::to_owned));
-        let Some(main) = self.up.main_to(link.node(), run_id.as_deref()) else {
-            return is_there(&self.turn, &mut self.down, holder);
-        };
-        self.reissued_commands.last_look = self.reissued_commands.last_look.wrapping_add(1);
-        let number = self.reissued_commands.last_look;
-        if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
-            self.down.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
-        {
-            *look = number;
-            self.up.push_own_for(
-                &self.turn,
-                main,
-                link_handle,
-                &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()],
-                Purpose::Look,
-                number,
-            );
-        }
-    }
-
-    /// Handles the node's answer to this query, or an error.
-    pub(super) fn on_look(&mut self, link_handle: Handle, number: u32, answer: &[u8]) {
-        let Some(link) = self.up.get(link_handle) else { return };
-        let (holder, client_id) = (link.holder(), link.client_id());
-        // The wait may have ended, and the connection may belong to another client.
-        let since_us = match self.down.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
-            Some(State::Sent { look, since_us }) if look == number => since_us,
-            _ => return,
-        };
-        if reply::is_error(answer)
-            || is_shown_waiting(answer, client_id)
-            || self.turn.now_us().saturating_sub(since_us) > LOOKS_US
-        {
-            is_there(&self.turn, &mut self.down, holder);
-        } else {
-            self.query_blocked_state(link_handle);
-        }
     }
 }
 
@@ -585,6 +421,172 @@ impl ReissuedCommands {
         let over: Vec<Handle> = self.clients.iter().copied().filter(is_over).collect();
         for handle in over {
             end_reissued(turn, down, handle, WaitEnd::OutOfTime);
+        }
+    }
+}
+
+/// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
+pub(super) fn reissue_waiting(cx: &mut Context, link: Handle) {
+    let Some(holder) = cx.up.get(link).map(Link::holder) else { return };
+    if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+        cx.turn.shared().wait_queues.reissue(waiting.ticket, cx.turn.index(), holder);
+        waiting.state = State::Ending;
+        waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
+    }
+    unblock(cx, link, true, None);
+}
+
+/// Recalls the command of a client that is overtaking another client, which began to wait earlier but reaches the
+/// node later.
+/// the node later.
+pub(super) fn on_reissue(cx: &mut Context, handle: Handle) {
+    let Some(client) = cx.down.get(handle) else { return };
+    let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
+    if let Some(link) = client.held.filter(|_| is_there) {
+        reissue_waiting(cx, link);
+    }
+}
+
+impl ReissuedCommands {
+    /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
+    /// request.
+    pub(super) fn take_reissued(&mut self, cx: &mut Context, link_handle: Handle, answer: &[u8]) -> bool {
+        let Some(link) =
+            cx.up.get(link_handle).filter(|l| l.lane() == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
+        else {
+            return false;
+        };
+        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired())
+        else {
+            return false;
+        };
+        let Some(client) = cx.down.get_mut(pending.who) else { return false };
+        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else {
+            return false;
+        };
+        client.held = None;
+        let (resp3, unblocked) = (client.resp3, waiting.unblocked);
+        let mut askers = Vec::new();
+        if let Some(link) = cx.up.get_mut(link_handle) {
+            askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+            if let Some(ended) = link.taken_out() {
+                cx.hooks.over(&cx.turn, ended, answer);
+            }
+        }
+        match unblocked.or(askers.first().map(|(_, error)| *error)) {
+            None => self.is_here(&cx.turn, &mut cx.down, pending.who),
+            // A client wanted to end it as well: then this is the end, in the requested form, and only once.
+            Some(error) => {
+                let end = if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime };
+                cx.down.deliver(&cx.turn, pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
+            }
+        }
+        for (number, (asker, _)) in askers.into_iter().enumerate() {
+            asker.answer(
+                &cx.turn.shared().mailboxes,
+                if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" },
+            );
+        }
+        cx.up.after_exclusive_reply(&cx.turn, link_handle);
+        true
+    }
+
+    /// Reissues a command that is at the router, if it can wait for its keys now.
+    pub(super) fn issue_again(&mut self, cx: &mut Context, handle: Handle) {
+        let Some(waiting) = cx.down.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
+        if waiting.ends.iter().any(|(_, end)| end.is_none()) {
+            return; // until the ends of its streams are known
+        }
+        let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
+        let request =
+            if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
+        let (node, waited) = match place_again(&cx.turn, &mut cx.down, &mut cx.hooks, handle, &request) {
+            Ok(Some(place)) => place,
+            Ok(None) => return,
+            Err(why) if why.starts_with("NODE") => return lose_reissued(&cx.turn, &mut cx.down, handle, &why),
+            Err(text) => return end_reissued(&cx.turn, &mut cx.down, handle, WaitEnd::Error(text)),
+        };
+        let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3);
+        let (clients, reissued) = (&cx.down, &self);
+        cx.up.make_ahead(&cx.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
+        if !cx.turn.shared().wait_queues.is_turn(ticket, &cx.turn.shared().mailboxes) {
+            return cx.down.stall(&cx.turn, handle, Stall::Turn);
+        }
+        // It may have got a connection to another node while in line.
+        let held = cx.down.get(handle).and_then(|client| client.held);
+        if let Some(held) = held.filter(|held| cx.up.get(*held).is_none_or(|link| link.node() != node)) {
+            cx.down.give_back(handle, held);
+        }
+        let link = match acquire(cx, handle, node, Lane::Blocking) {
+            Acquired::Link(link) => link,
+            Acquired::Wait => return,
+            Acquired::Refused(why) => return lose_reissued(&cx.turn, &mut cx.down, handle, &why),
+        };
+        // The state may have changed before it had a connection.
+        if !cx.turn.shared().wait_queues.go(ticket, cx.turn.index(), handle, &cx.turn.shared().mailboxes) {
+            cx.down.give_back(handle, link);
+            return cx.down.stall(&cx.turn, handle, Stall::Turn);
+        }
+        // 0 would mean no timeout.
+        let left_us = until_us.map(|until| until.saturating_sub(cx.turn.now_us()).max(1000));
+        let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
+        push_exclusive(cx, handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
+        wait_at_node(cx, handle, link, waited, left_us);
+        if let Some(client) = cx.down.get_mut(handle) {
+            client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+            if let Some(waiting) = client.waiting.as_mut() {
+                waiting.state = State::Sent { look: 0, since_us: cx.turn.now_us() };
+                // From here on it has the IDs of its start instead of `$`.
+                if !waiting.ends.is_empty() {
+                    waiting.request = request;
+                    waiting.ends = Vec::new();
+                }
+            }
+        }
+        self.query_blocked_state(cx, link);
+    }
+
+    /// Queries the node of a connection whether the client of a reissued command waits there.
+    fn query_blocked_state(&mut self, cx: &mut Context, link_handle: Handle) {
+        let Some(link) = cx.up.get(link_handle) else { return };
+        let (holder, client_id, run_id) =
+            (link.holder(), link.client_id().to_string(), link.run_id().map(str::to_owned));
+        let Some(main) = cx.up.main_to(link.node(), run_id.as_deref()) else {
+            return is_there(&cx.turn, &mut cx.down, holder);
+        };
+        self.last_look = self.last_look.wrapping_add(1);
+        let number = self.last_look;
+        if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
+            cx.down.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
+        {
+            *look = number;
+            cx.up.push_own_for(
+                &cx.turn,
+                main,
+                link_handle,
+                &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()],
+                Purpose::Look,
+                number,
+            );
+        }
+    }
+
+    /// Handles the node's answer to this query, or an error.
+    pub(super) fn on_look(&mut self, cx: &mut Context, link_handle: Handle, number: u32, answer: &[u8]) {
+        let Some(link) = cx.up.get(link_handle) else { return };
+        let (holder, client_id) = (link.holder(), link.client_id());
+        // The wait may have ended, and the connection may belong to another client.
+        let since_us = match cx.down.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
+            Some(State::Sent { look, since_us }) if look == number => since_us,
+            _ => return,
+        };
+        if reply::is_error(answer)
+            || is_shown_waiting(answer, client_id)
+            || cx.turn.now_us().saturating_sub(since_us) > LOOKS_US
+        {
+            is_there(&cx.turn, &mut cx.down, holder);
+        } else {
+            self.query_blocked_state(cx, link_handle);
         }
     }
 }

@@ -6,9 +6,12 @@
 use switchyard_resp::reply;
 
 use super::Worker;
-use super::blocking::is_end_of_waits;
+use super::blocking::{is_end_of_waits, on_unblock};
+use super::context::Context;
+use super::gather::Gathers;
 use super::hot_copies::filled;
 use super::large::pass_piece;
+use super::scripts::heal_script;
 use super::transactions::on_watch;
 use super::upstreams::Link;
 use super::upstreams::kind::Lane;
@@ -19,8 +22,8 @@ use crate::slab::Handle;
 impl Worker {
     /// Reads once into `buffer`, and passes the received replies on.
     pub(super) fn read_link(&mut self, handle: Handle, buffer: &mut [u8]) {
-        let Some(link) = self.up.get_mut(handle) else { return };
-        match link.receive(buffer, self.turn.now_us()) {
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
+        match link.receive(buffer, self.cx.turn.now_us()) {
             Taken::Bytes(count) => {
                 let more = link.may_be_readable();
                 let mut input = link.take_received();
@@ -34,29 +37,29 @@ impl Worker {
                     input.drain(..taken);
                     if input.is_empty() && input.capacity() > 64 << 10 { Vec::new() } else { input }
                 };
-                if let Some(link) = self.up.get_mut(handle) {
+                if let Some(link) = self.cx.up.get_mut(handle) {
                     link.keep_received(kept);
                     if more && !link.is_paused() {
-                        self.up.read_later(handle);
+                        self.cx.up.read_later(handle);
                     }
                 }
             }
-            Taken::Nothing if link.phase() == Phase::Securing => self.up.drive_handshake(&self.turn, handle),
+            Taken::Nothing if link.phase() == Phase::Securing => self.cx.up.drive_handshake(&self.cx.turn, handle),
             Taken::Nothing | Taken::Paused => {}
-            Taken::Interrupted => self.up.read_later(handle),
-            Taken::Early => self.up.attempt_failed(&self.turn, handle, "it sent data before our greeting"),
-            Taken::Lost(why) => self.up.break_link(&self.turn, handle, &why),
+            Taken::Interrupted => self.cx.up.read_later(handle),
+            Taken::Early => self.cx.up.attempt_failed(&self.cx.turn, handle, "it sent data before our greeting"),
+            Taken::Lost(why) => self.cx.up.break_link(&self.cx.turn, handle, &why),
         }
     }
 
     /// Continues with the received part of a reply whose client is gone.
     pub(super) fn read_again(&mut self, handle: Handle) {
-        let Some(link) = self.up.get_mut(handle) else { return };
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
         let mut input = link.take_received();
         let taken = self.take_replies(handle, &input);
         input.drain(..taken);
         input.shrink_to_fit();
-        if let Some(link) = self.up.get_mut(handle) {
+        if let Some(link) = self.cx.up.get_mut(handle) {
             link.keep_received(input);
         }
     }
@@ -65,23 +68,24 @@ impl Worker {
     fn take_replies(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let mut pos = 0;
         while pos < bytes.len() {
-            let Some(link) = self.up.get_mut(handle) else { return bytes.len() };
+            let Some(link) = self.cx.up.get_mut(handle) else { return bytes.len() };
             if !matches!(link.phase(), Phase::Up | Phase::Handshake) {
                 // Given up because of an earlier reply of the same read; a main connection is already reconnecting.
                 return bytes.len();
             }
             let rest = &bytes[pos..];
-            match link.arrival(rest, &self.turn.routing().live) {
+            match link.arrival(rest, &self.cx.turn.routing().live) {
                 Arrival::Reply(len) => {
                     pos += len;
                     self.on_reply(handle, &rest[..len]);
                 }
                 Arrival::Large(size) => {
                     // A reply that is translated must be whole.
-                    let whole =
-                        link.is_downgraded() && rest[0] == b'*' && size <= self.turn.routing().live.client_output_limit;
+                    let whole = link.is_downgraded()
+                        && rest[0] == b'*'
+                        && size <= self.cx.turn.routing().live.client_output_limit;
                     let head = link.head().copied();
-                    let is_kept = whole && head.is_some_and(|head| self.gathers.is_awaited(&self.down, &head));
+                    let is_kept = whole && head.is_some_and(|head| self.gathers.is_awaited(&self.cx.down, &head));
                     if is_kept || !self.take_large(handle, size, rest) {
                         break;
                     }
@@ -91,19 +95,19 @@ impl Worker {
                     if passes {
                         let (who, is_exclusive) = (link.head().map(|head| head.who), link.lane().is_exclusive());
                         let is_behind =
-                            who.is_some_and(|who| pass_piece(&self.turn, &mut self.down, who, &rest[..len]));
+                            who.is_some_and(|who| pass_piece(&self.cx.turn, &mut self.cx.down, who, &rest[..len]));
                         if is_behind && is_exclusive {
-                            self.up.get_mut(handle).into_iter().for_each(Link::pause);
+                            self.cx.up.get_mut(handle).into_iter().for_each(Link::pause);
                         }
                     }
                     if !is_last {
                         break;
                     }
-                    self.end_body(handle);
+                    self.gathers.end_body(&mut self.cx, handle);
                 }
                 Arrival::Nothing => break,
                 Arrival::Senseless(why) => {
-                    self.up.break_link(&self.turn, handle, &why);
+                    self.cx.up.break_link(&self.cx.turn, handle, &why);
                     return bytes.len();
                 }
             }
@@ -111,47 +115,10 @@ impl Worker {
         pos
     }
 
-    /// Ends a streamed or skipped reply.
-    fn end_body(&mut self, handle: Handle) {
-        let Some(link) = self.up.get_mut(handle) else { return };
-        let through = link.passes_body_on();
-        if link
-            .head()
-            .is_some_and(|head| self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us)))
-            && let Some(link) = self.up.get(handle)
-        {
-            self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
-        }
-        let Some(link) = self.up.get_mut(handle) else { return };
-        let Some(ended) = link.answered_in_pieces(self.turn.now_us()) else { return };
-        let is_awaited = link.is_awaited();
-        let expired = ended.is_expired;
-        let is_exclusive = link.lane().is_exclusive();
-        let pending = self.hooks.over(&self.turn, ended, b"");
-        if is_awaited {
-            self.up.mark(handle); // the flush checks whether waiting clients may continue
-        }
-        if !expired
-            && is_exclusive
-            && let Some(link) = self.up.get(handle)
-        {
-            self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
-        }
-        if through && !expired {
-            let counters = self.turn.counters().clone();
-            if let Some(client) = self.down.get_mut(pending.who) {
-                client.end_stream(self.turn.now_us(), &counters);
-                self.down.mark(pending.who);
-                self.down.after_delivery(&self.turn, pending.who);
-            }
-        }
-        self.up.after_exclusive_reply(&self.turn, handle);
-    }
-
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.up.get_mut(handle) else { return };
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
         if link.phase() == Phase::Handshake {
-            self.up.on_greeting(&self.turn, handle, answer);
+            self.cx.up.on_greeting(&self.cx.turn, handle, answer);
             return;
         }
         if link.lane() == Lane::Pubsub {
@@ -162,70 +129,73 @@ impl Worker {
             // Out of band: an invalidation of keys in hot copies, or nothing of ours.
             if link.lane() == Lane::Fills {
                 let node = link.node();
-                self.hooks.invalidated(&self.turn, node, answer);
+                self.cx.hooks.invalidated(&self.cx.turn, node, answer);
             }
             return;
         }
-        let raised = if link.is_downgraded() { self.up.raised(&self.turn, handle, answer) } else { None };
+        let raised = if link.is_downgraded() { self.cx.up.raised(&self.cx.turn, handle, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
-        let Some(link) = self.up.get_mut(handle) else { return };
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
         let Some(head) = link.head() else {
-            self.up.break_link(&self.turn, handle, "it sent a reply without a command");
+            self.cx.up.break_link(&self.cx.turn, handle, "it sent a reply without a command");
             return;
         };
-        if self.hooks.slow.is_slow((self.turn.now_us() as u32).wrapping_sub(head.sent_us))
-            && let Some(link) = self.up.get(handle)
+        if self.cx.hooks.slow.is_slow((self.cx.turn.now_us() as u32).wrapping_sub(head.sent_us))
+            && let Some(link) = self.cx.up.get(handle)
         {
-            self.hooks.note_slow(&self.turn, &self.down, &self.gathers, link);
+            self.cx.hooks.note_slow(&self.cx.turn, &self.cx.down, &self.gathers, link);
         }
         let is_error = reply::is_error(answer);
-        if is_error && let Some(link) = self.up.get(handle) {
+        if is_error && let Some(link) = self.cx.up.get(handle) {
             link.note_error(answer);
         }
-        let instead = if is_error { self.up.rewrite_redirect(&self.turn, handle, answer) } else { None };
+        let instead = if is_error { self.cx.up.rewrite_redirect(&self.cx.turn, handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error
-            && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_reissued(handle, answer))
+            && (answer.starts_with(b"-NOSCRIPT") && heal_script(&mut self.cx, handle)
+                || self.reissued_commands.take_reissued(&mut self.cx, handle, answer))
         {
             return;
         }
-        let Some(link) = self.up.get_mut(handle) else { return };
-        let Some(ended) = link.answered(self.turn.now_us(), is_error) else { return };
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
+        let Some(ended) = link.answered(self.cx.turn.now_us(), is_error) else { return };
         let is_awaited = link.is_awaited();
         let (node, lane, expired) = (link.node(), link.lane(), ended.is_expired);
-        let pending = self.hooks.over(&self.turn, ended, answer);
+        let pending = self.cx.hooks.over(&self.cx.turn, ended, answer);
         if is_awaited {
-            self.up.mark(handle); // the flush checks whether waiting clients may continue
+            self.cx.up.mark(handle); // the flush checks whether waiting clients may continue
         }
         if !expired {
             if lane.is_exclusive()
-                && let Some(link) = self.up.get(handle)
+                && let Some(link) = self.cx.up.get(handle)
             {
-                self.hooks.note_slow_exclusive(&self.turn, &self.down, &self.gathers, link, pending);
+                self.cx.hooks.note_slow_exclusive(&self.cx.turn, &self.cx.down, &self.gathers, link, pending);
             }
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {
-                    let shown = self.hooks.scripts_met.with_own_sha(answer);
-                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, &shown);
+                    let shown = self.cx.hooks.scripts_met.with_own_sha(answer);
+                    self.cx.down.deliver_of_node(&self.cx.turn, pending.who, pending.seq, &shown);
                 }
                 Purpose::Client | Purpose::Wait
-                    if is_error && lane == Lane::Blocking && is_end_of_waits(&self.turn, answer) =>
+                    if is_error && lane == Lane::Blocking && is_end_of_waits(&self.cx.turn, answer) =>
                 {
-                    forget_waiting(&mut self.down, pending.who);
-                    self.down.end_as_a_server_would(&self.turn, pending.who, pending.seq);
+                    forget_waiting(&mut self.cx.down, pending.who);
+                    self.cx.down.end_as_a_server_would(&self.cx.turn, pending.who, pending.seq);
                 }
                 Purpose::Client | Purpose::ClientHealed => {
-                    self.down.deliver_of_node(&self.turn, pending.who, pending.seq, answer)
+                    self.cx.down.deliver_of_node(&self.cx.turn, pending.who, pending.seq, answer)
                 }
-                Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
+                Purpose::Gather => self.gathers.gather_part(&mut self.cx, pending.who, pending.seq, answer),
                 Purpose::Exec | Purpose::ExecWithoutMulti => self.on_exec(handle, pending, answer),
-                Purpose::Watch => on_watch(&self.turn, &mut self.down, pending, answer),
+                Purpose::Watch => on_watch(&self.cx.turn, &mut self.cx.down, pending, answer),
                 Purpose::Wait => {
-                    let refused = self.up.get_mut(handle).and_then(Link::take_refusal);
-                    on_wait(&self.turn, &mut self.down, pending, refused, answer);
+                    let refused = self.cx.up.get_mut(handle).and_then(Link::take_refusal);
+                    on_wait(&self.cx.turn, &mut self.cx.down, pending, refused, answer);
                 }
-                Purpose::Fill => filled(&self.turn, &mut self.down, &mut self.hooks, pending.seq, answer, false),
-                Purpose::FillTtl => self.hooks.on_ttl_reply(&self.turn, node, pending.seq, answer),
+                Purpose::Fill => {
+                    filled(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, pending.seq, answer, false)
+                }
+                Purpose::FillTtl => self.cx.hooks.on_ttl_reply(&self.cx.turn, node, pending.seq, answer),
                 Purpose::Discarded
                 | Purpose::Learn
                 | Purpose::Confirm
@@ -237,16 +207,53 @@ impl Worker {
         }
         match pending.purpose {
             Purpose::Discarded | Purpose::Learn | Purpose::Confirm => {
-                self.up.on_own_reply(&self.turn, pending, node, answer)
+                self.cx.up.on_own_reply(&self.cx.turn, pending, node, answer)
             }
-            Purpose::Queued => self.up.on_queued(handle, pending, is_error, answer),
-            Purpose::Unblock => self.on_unblock(pending.who, answer),
-            Purpose::Look => self.on_look(pending.who, pending.seq, answer),
-            Purpose::Beat => self.hooks.beat_confirmed(node),
+            Purpose::Queued => self.cx.up.on_queued(handle, pending, is_error, answer),
+            Purpose::Unblock => on_unblock(&mut self.cx, pending.who, answer),
+            Purpose::Look => self.reissued_commands.on_look(&mut self.cx, pending.who, pending.seq, answer),
+            Purpose::Beat => self.cx.hooks.beat_confirmed(node),
             _ => {}
         }
         if lane.is_exclusive() {
-            self.up.after_exclusive_reply(&self.turn, handle);
+            self.cx.up.after_exclusive_reply(&self.cx.turn, handle);
         }
+    }
+}
+
+impl Gathers {
+    /// Ends a streamed or skipped reply.
+    fn end_body(&mut self, cx: &mut Context, handle: Handle) {
+        let Some(link) = cx.up.get_mut(handle) else { return };
+        let through = link.passes_body_on();
+        if link.head().is_some_and(|head| cx.hooks.slow.is_slow((cx.turn.now_us() as u32).wrapping_sub(head.sent_us)))
+            && let Some(link) = cx.up.get(handle)
+        {
+            cx.hooks.note_slow(&cx.turn, &cx.down, self, link);
+        }
+        let Some(link) = cx.up.get_mut(handle) else { return };
+        let Some(ended) = link.answered_in_pieces(cx.turn.now_us()) else { return };
+        let is_awaited = link.is_awaited();
+        let expired = ended.is_expired;
+        let is_exclusive = link.lane().is_exclusive();
+        let pending = cx.hooks.over(&cx.turn, ended, b"");
+        if is_awaited {
+            cx.up.mark(handle); // the flush checks whether waiting clients may continue
+        }
+        if !expired
+            && is_exclusive
+            && let Some(link) = cx.up.get(handle)
+        {
+            cx.hooks.note_slow_exclusive(&cx.turn, &cx.down, self, link, pending);
+        }
+        if through && !expired {
+            let counters = cx.turn.counters().clone();
+            if let Some(client) = cx.down.get_mut(pending.who) {
+                client.end_stream(cx.turn.now_us(), &counters);
+                cx.down.mark(pending.who);
+                cx.down.after_delivery(&cx.turn, pending.who);
+            }
+        }
+        cx.up.after_exclusive_reply(&cx.turn, handle);
     }
 }

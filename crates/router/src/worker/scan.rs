@@ -161,8 +161,8 @@ impl Worker {
     pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
         let mut scan =
             Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
-        match scan.take(&self.turn, answer) {
-            Ok(next) => scan.reply(&self.turn, next),
+        match scan.take(&self.cx.turn, answer) {
+            Ok(next) => scan.reply(&self.cx.turn, next),
             Err(error) => error,
         }
     }

@@ -14,9 +14,9 @@ use switchyard_resp::command::{Command, CommandTable, Flags, Merge};
 use switchyard_resp::request::{Args, Limits, Scanner};
 use switchyard_resp::{encode, reply};
 
-use super::Worker;
 use super::clients::Downstreams;
-use super::dispatch::Flow;
+use super::context::Context;
+use super::dispatch::{Flow, forward};
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::keyed::{Call, CommandHooks, KeyedCommand};
@@ -83,71 +83,6 @@ impl ScriptsMet {
             reply::elements(answer).for_each(|element| out.extend_from_slice(&named(element)));
             out
         })
-    }
-}
-
-impl Worker {
-    /// Sends a script or function call to the node that has its keys.
-    pub(super) fn script(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let flow = match self.hooks.checked_script(&self.turn, routing, command, args) {
-            Ok(None) => self.forward(handle, command, args, node, raw),
-            Ok(Some(request)) => self.forward(handle, command, args, node, &request),
-            Err(text) => return self.down.refuse(&self.turn, handle, command.class() as u8, &text),
-        };
-        if flow == Flow::Next
-            && let Some(limit) = self.hooks.limit_of_code(&self.turn, routing, command, args)
-        {
-            self.hooks.tally.note(&command.name, limit);
-        }
-        flow
-    }
-
-    /// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
-    /// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
-    pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
-        let Some(link) = self.up.get(link_handle) else { return false };
-        let Some(pending) = link.head().copied() else { return false };
-        if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
-            return false;
-        }
-        let request = link.head_request().to_vec();
-        let Some(client) = self.down.get(pending.who) else { return false };
-        if !client.is_last(pending.seq) {
-            return false;
-        }
-        let (database, no_touch) = (client.database, client.no_touch);
-        let mut scanner = Scanner::default();
-        if scanner.scan(&request, &Limits::NONE).is_err() {
-            return false;
-        }
-        let Some(sha) = scanner.args(&request).get(1) else { return false };
-        let Some(body) = lock(&self.turn.shared().scripts).text(sha) else { return false };
-        let node = link.node();
-        if let Some(ended) = self.up.get_mut(link_handle).and_then(Link::taken_out) {
-            self.hooks.over(&self.turn, ended, b"");
-        }
-        self.up.push_own(&self.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
-        let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.turn.now_us() as u32, ..pending };
-        let request = self.hooks.pass(
-            &self.turn,
-            KeyedCommand { call: Call::Bytes(&request), node, database },
-            &request,
-            pending,
-        );
-        if let Some(link) = self.up.get_mut(link_handle) {
-            link.touch_as(no_touch, pending);
-            link.push(request);
-        }
-        self.up.mark(link_handle);
-        true
     }
 }
 
@@ -488,6 +423,65 @@ impl Gathers {
             _ => None,
         }
     }
+}
+
+/// Sends a script or function call to the node that has its keys.
+pub(super) fn script(
+    cx: &mut Context,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    node: NodeId,
+    raw: &[u8],
+    args: &Args<'_>,
+) -> Flow {
+    let flow = match cx.hooks.checked_script(&cx.turn, routing, command, args) {
+        Ok(None) => forward(cx, handle, command, args, node, raw),
+        Ok(Some(request)) => forward(cx, handle, command, args, node, &request),
+        Err(text) => return cx.down.refuse(&cx.turn, handle, command.class() as u8, &text),
+    };
+    if flow == Flow::Next
+        && let Some(limit) = cx.hooks.limit_of_code(&cx.turn, routing, command, args)
+    {
+        cx.hooks.tally.note(&command.name, limit);
+    }
+    flow
+}
+
+/// If a node has lost a known script: loads it and sends the call again. Only if the client has no later command in
+/// flight, which would be overtaken; otherwise the client gets NOSCRIPT, as from the node.
+pub(super) fn heal_script(cx: &mut Context, link_handle: Handle) -> bool {
+    let Some(link) = cx.up.get(link_handle) else { return false };
+    let Some(pending) = link.head().copied() else { return false };
+    if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
+        return false;
+    }
+    let request = link.head_request().to_vec();
+    let Some(client) = cx.down.get(pending.who) else { return false };
+    if !client.is_last(pending.seq) {
+        return false;
+    }
+    let (database, no_touch) = (client.database, client.no_touch);
+    let mut scanner = Scanner::default();
+    if scanner.scan(&request, &Limits::NONE).is_err() {
+        return false;
+    }
+    let Some(sha) = scanner.args(&request).get(1) else { return false };
+    let Some(body) = lock(&cx.turn.shared().scripts).text(sha) else { return false };
+    let node = link.node();
+    if let Some(ended) = cx.up.get_mut(link_handle).and_then(Link::taken_out) {
+        cx.hooks.over(&cx.turn, ended, b"");
+    }
+    cx.up.push_own(&cx.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
+    let pending = Pending { purpose: Purpose::ClientHealed, sent_us: cx.turn.now_us() as u32, ..pending };
+    let request =
+        cx.hooks.pass(&cx.turn, KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
+    if let Some(link) = cx.up.get_mut(link_handle) {
+        link.touch_as(no_touch, pending);
+        link.push(request);
+    }
+    cx.up.mark(link_handle);
+    true
 }
 
 #[cfg(test)]

@@ -37,13 +37,13 @@ impl Sender {
 
 impl Worker {
     pub(super) fn open_send_batch(&mut self) {
-        if !self.turn.shared().batched_sends {
+        if !self.cx.turn.shared().batched_sends {
             return;
         }
         match SendBatch::new(Token::Wake) {
             Ok(batch) => {
                 self.sender.batch = Some(batch);
-                self.turn.set_sends_batched(true);
+                self.cx.turn.set_sends_batched(true);
                 self.sender.batching = Batching::new(Batching::PER_CLIENT_BATCHED_US);
             }
             Err(error) => info!(%error, "io_uring is unavailable: replies are sent one by one"),
@@ -53,15 +53,15 @@ impl Worker {
     /// Sends to nodes and clients, nodes first, as far as their sockets accept it.
     pub(super) fn send_together(&mut self) {
         let Some(batch) = &mut self.sender.batch else { return };
-        if self.up.marked_count() + self.down.marked_count() < TOGETHER_MIN {
+        if self.cx.up.marked_count() + self.cx.down.marked_count() < TOGETHER_MIN {
             return;
         }
         let mut outcomes = std::mem::take(&mut self.sender.outcomes);
-        let links = self.up.marked().filter_map(|(handle, link)| {
+        let links = self.cx.up.marked().filter_map(|(handle, link)| {
             let (fd, bytes) = link.plain_output()?;
             Some((Token::Link(handle), fd, bytes))
         });
-        let clients = self.down.marked().filter_map(|(handle, client)| {
+        let clients = self.cx.down.marked().filter_map(|(handle, client)| {
             let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
             sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
         });
@@ -71,9 +71,9 @@ impl Worker {
             Err(_) => {}
         });
         if let Err(error) = result {
-            warn!(worker = self.turn.index(), %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
+            warn!(worker = self.cx.turn.index(), %error, "the kernel refuses io_uring, which it accepted before: replies are sent one by one from now on");
             self.sender.batch = None;
-            self.turn.set_sends_batched(false);
+            self.cx.turn.set_sends_batched(false);
             self.sender.batching = Batching::new(Batching::PER_CLIENT_US);
         }
         for (token, sent) in outcomes.drain(..) {
@@ -81,24 +81,24 @@ impl Worker {
                 // An unknown amount is not sent twice.
                 match token {
                     Token::Link(handle) => {
-                        self.up.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
-                        self.up.break_link(&self.turn, handle, UNSURE);
+                        self.cx.up.get_mut(handle).into_iter().for_each(|link| link.note_all_sent());
+                        self.cx.up.break_link(&self.cx.turn, handle, UNSURE);
                     }
-                    Token::Client(handle) => self.down.close_client(&self.turn, handle),
+                    Token::Client(handle) => self.cx.down.close_client(&self.cx.turn, handle),
                     Token::Wake | Token::Tick | Token::Listener(_) => {}
                 }
                 continue;
             };
             match token {
                 Token::Link(handle) => {
-                    if let Some(link) = self.up.get_mut(handle) {
+                    if let Some(link) = self.cx.up.get_mut(handle) {
                         link.note_sent(sent);
                     }
                 }
                 Token::Client(handle) => {
-                    if let Some(client) = self.down.get_mut(handle) {
-                        client.note_sent(sent, self.turn.now_us());
-                        self.turn.counters().bytes_sent.add(sent as u64);
+                    if let Some(client) = self.cx.down.get_mut(handle) {
+                        client.note_sent(sent, self.cx.turn.now_us());
+                        self.cx.turn.counters().bytes_sent.add(sent as u64);
                     }
                 }
                 Token::Wake | Token::Tick | Token::Listener(_) => {}

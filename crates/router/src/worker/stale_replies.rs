@@ -10,15 +10,16 @@ use switchyard_resp::command::Command;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::Stall;
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::gather::{Aggregation, Gather};
+use super::gather::{Aggregation, Gather, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
-use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
@@ -55,11 +56,19 @@ pub(super) fn timeout_of(turn: &Turn, down: &Downstreams, client: Handle) -> u64
     down.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(turn.now_us()))
 }
 
-impl Worker {
+/// Whether an answer of a node has been pending for longer than this client waits.
+pub(super) fn is_silent(turn: &Turn, up: &Upstreams, node: NodeId, timeout_us: u64) -> bool {
+    let is_old = |sent_us: u32| u64::from((turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
+    let main = up.main(node).and_then(|main| up.get(main));
+    main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
+}
+
+impl Gathers {
     /// Sends COMMAND or a subcommand to any node that answers.
     #[cold]
     pub(super) fn query_commands(
         &mut self,
+        cx: &mut Context,
         routing: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
@@ -67,28 +76,26 @@ impl Worker {
         args: &Args<'_>,
     ) -> Flow {
         let class = command.class() as u8;
-        let timeout_us = timeout_of(&self.turn, &self.down, handle);
-        let talks = |worker: &Self, node: NodeId| {
-            worker.up.is_up(node) && !is_silent(&worker.turn, &worker.up, node, timeout_us)
+        let timeout_us = timeout_of(&cx.turn, &cx.down, handle);
+        let talks = |node: &NodeId| cx.up.is_up(*node) && !is_silent(&cx.turn, &cx.up, *node, timeout_us);
+        let talking = routing.topology.nodes().map(|node| node.id).find(talks);
+        let Some(node) = talking.or_else(|| cx.up.choose_node(&cx.turn, routing)) else {
+            return cx.down.refuse_all_down(&cx.turn, handle, class);
         };
-        let talking = routing.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
-        let Some(node) = talking.or_else(|| self.up.choose_node(&self.turn, routing)) else {
-            return self.down.refuse_all_down(&self.turn, handle, class);
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
+        let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
         let resp3 = client.resp3;
         if talking.is_none()
-            && let Some(answer) = self.turn.shared().command_replies.answer(resp3, raw)
+            && let Some(answer) = cx.turn.shared().command_replies.answer(resp3, raw)
         {
-            self.down.answer(&self.turn, handle, class, &answer);
+            cx.down.answer(&cx.turn, handle, class, &answer);
             return Flow::Next;
         }
-        let Some(gather) = self.gathers.begin_gather(
-            &self.turn,
-            &mut self.down,
+        let Some(gather) = self.begin_gather(
+            &cx.turn,
+            &mut cx.down,
             handle,
             class,
             1,
@@ -98,42 +105,34 @@ impl Worker {
         };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().collect::<Vec<_>>());
-        self.send_parts(gather, 0, node, Lane::Main, &[&request], class);
+        self.send_parts(cx, gather, 0, node, Lane::Main, &[&request], class);
         Flow::Next
     }
 
     /// Answers INFO and COMMAND from known data if nodes have not answered in time.
-    pub(super) fn tick_timeout(&mut self) {
-        let waited = |gather: &Gather| self.turn.now_us().saturating_sub(gather.began_us());
+    pub(super) fn tick_timeout(&mut self, cx: &mut Context) {
+        let waited = |gather: &Gather| cx.turn.now_us().saturating_sub(gather.began_us());
         let late: Vec<(Handle, bool)> = self
-            .gathers
             .iter()
             .filter(|(_, gather)| {
                 gather.is_impatient()
-                    && self
+                    && cx
                         .down
                         .get(gather.client())
-                        .is_none_or(|client| waited(gather) > client.timeout_us(self.turn.now_us()))
+                        .is_none_or(|client| waited(gather) > client.timeout_us(cx.turn.now_us()))
             })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();
         for (handle, is_silent) in late {
-            for (part, node) in self.gathers.get(handle).map(Gather::missing).unwrap_or_default() {
-                let known = self.gathers.get_mut(handle).and_then(|gather| {
-                    let resp3 = self.down.get(gather.client())?.resp3;
-                    gather.known_answer(self.turn.shared(), node, resp3)
+            for (part, node) in self.get(handle).map(Gather::missing).unwrap_or_default() {
+                let known = self.get_mut(handle).and_then(|gather| {
+                    let resp3 = cx.down.get(gather.client())?.resp3;
+                    gather.known_answer(cx.turn.shared(), node, resp3)
                 });
                 if known.is_some() || is_silent {
-                    self.gather_part(handle, part, &known.unwrap_or_else(|| LATE.to_vec()));
+                    self.gather_part(cx, handle, part, &known.unwrap_or_else(|| LATE.to_vec()));
                 }
             }
         }
     }
-}
-
-/// Whether an answer of a node has been pending for longer than this client waits.
-pub(super) fn is_silent(turn: &Turn, up: &Upstreams, node: NodeId, timeout_us: u64) -> bool {
-    let is_old = |sent_us: u32| u64::from((turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
-    let main = up.main(node).and_then(|main| up.get(main));
-    main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
 }

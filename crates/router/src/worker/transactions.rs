@@ -23,9 +23,10 @@ use switchyard_resp::command::{Command, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::checkout::Acquired;
+use super::checkout::{Acquired, push_exclusive, take_exclusive};
 use super::clients::{ClientEvent, Downstreams};
 use super::colocate::wait_for_colocation;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
@@ -151,177 +152,46 @@ impl Client {
 }
 
 impl Worker {
-    /// Handles WATCH, UNWATCH, and MULTI, DISCARD and EXEC outside of a transaction.
-    pub(super) fn transaction(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        local: Local,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
-        match local {
-            Local::Exec => return self.down.refuse(&self.turn, handle, class, "ERR EXEC without MULTI"),
-            Local::Discard => return self.down.refuse(&self.turn, handle, class, "ERR DISCARD without MULTI"),
-            Local::Watch => return self.watch(routing, handle, command, raw, args),
-            Local::Unwatch => unwatch(&mut self.down, handle),
-            _ => {
-                if let Some(client) = self.down.get_mut(handle) {
-                    client.in_multi = true;
-                    client.session().multi.clear();
-                }
-            }
-        }
-        self.down.answer(&self.turn, handle, class, b"+OK\r\n");
-        Flow::Next
-    }
-
-    fn watch(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
-        let keys = args.iter().skip(1);
-        let target = route(&routing.topology, keys.clone());
-        let only = routing.topology.only_node();
-        let place = match target {
-            Route::Owner(slot, node) => Some((slot, node)),
-            Route::Together(node) => args.get(1).map(|first| (routing.topology.slot_of(first), node)),
-            Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
-        };
-        let Some((slot, node)) = place else {
-            let text = not_together(&self.turn, routing, keys.clone());
-            let waits = match target {
-                Route::Parted(_) => wait_for_colocation(
-                    &self.turn,
-                    &mut self.down,
-                    handle,
-                    &command.name,
-                    wanted_of(routing, keys),
-                    text,
-                ),
-                _ => Err(text),
-            };
-            return waits.unwrap_or_else(|text| {
-                watch_failed(&mut self.down, handle);
-                self.down.refuse(&self.turn, handle, class, &text)
-            });
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if client.session().watch_failed {
-            // EXEC will answer nil regardless of further watches.
-            self.down.answer(&self.turn, handle, class, b"+OK\r\n");
-            return Flow::Next;
-        }
-        let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
-        let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
-        if are_apart && only.is_none() {
-            watch_failed(&mut self.down, handle);
-            return self.down.refuse(&self.turn, handle, class, errors::CROSSSLOT);
-        }
-        if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
-            let text =
-                parted_text(&self.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
-            let watched = self.down.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
-            let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
-            watched.extend(keys.map(Box::from));
-            let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
-            return wait_for_colocation(&self.turn, &mut self.down, handle, &command.name, wanted, text)
-                .unwrap_or_else(|text| {
-                    watch_failed(&mut self.down, handle);
-                    self.down.refuse(&self.turn, handle, class, &text)
-                });
-        }
-        let link = match before.map(|(slot, link, _)| (slot, link)) {
-            // Failed already: EXEC will answer nil regardless of further watches.
-            Some((_, link)) if !self.up.is_watching(handle, link, node) => {
-                watch_failed(&mut self.down, handle);
-                self.down.answer(&self.turn, handle, class, b"+OK\r\n");
-                return Flow::Next;
-            }
-            Some((_, link)) => {
-                if !self.down.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
-                    return Flow::Stall(Stall::Barrier);
-                }
-                link
-            }
-            None => match self.take_exclusive(handle, node, Lane::Watch) {
-                Ok(Acquired::Link(link)) => link,
-                Ok(Acquired::Refused(text)) => {
-                    fail_watch(&mut self.down, handle);
-                    return self.down.refuse(&self.turn, handle, class, &text);
-                }
-                Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
-                Err(flow) => return flow,
-            },
-        };
-        self.push_exclusive(handle, link, Call::Found(command, args), raw, class, None);
-        if let Some(link) = self.up.get_mut(link) {
-            link.set_task(Task::Watching);
-            if let Some(pending) = link.last_mut() {
-                pending.purpose = Purpose::Watch;
-            }
-        }
-        // From now on it belongs to the watch, not to the command.
-        if let Some(client) = self.down.get_mut(handle) {
-            client.held = None;
-        }
-        if let Some(client) = self.down.get_mut(handle) {
-            let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
-            watch.are_apart |= are_apart;
-            watch.keys.extend(args.iter().skip(1).map(Box::from));
-        }
-        if are_apart {
-            self.hooks.tally.note(&command.name, Limit::Slots);
-        }
-        Flow::Next
-    }
-
     pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
-        let Some(client) = self.down.get(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if multi.aborted {
-            discard(&mut self.down, handle);
-            return self.down.refuse(&self.turn, handle, class, ABORTED);
+            discard(&mut self.cx.down, handle);
+            return self.cx.down.refuse(&self.cx.turn, handle, class, ABORTED);
         }
         let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
         if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
-            discard(&mut self.down, handle);
-            return self.down.refuse(&self.turn, handle, class, limit.aborted());
+            discard(&mut self.cx.down, handle);
+            return self.cx.down.refuse(&self.cx.turn, handle, class, limit.aborted());
         }
         let is_watching = watch.is_some();
         if let Some(flow) = self.query_before_exec(routing, handle) {
             return flow;
         }
-        let Some(client) = self.down.get(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
         let Some(session) = client.session.as_deref() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if is_watching && client.in_flight() > 0 {
             // Not before the node has confirmed the watch.
             return Flow::Stall(Stall::Barrier);
         }
-        if is_dirty(&self.turn, &self.up, &self.hooks, handle, client) {
-            discard(&mut self.down, handle);
-            self.down.answer(&self.turn, handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
+        if is_dirty(&self.cx.turn, &self.cx.up, &self.cx.hooks, handle, client) {
+            discard(&mut self.cx.down, handle);
+            self.cx.down.answer(&self.cx.turn, handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
             return Flow::Next;
         }
         if let Some(watch) = watch {
             let (link, slot, node) = (watch.link, watch.slot, watch.node);
             if let Some(text) =
-                exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, Some(node)).err()
+                exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, Some(node))
+                    .err()
             {
                 return exec_after_colocation(
-                    &self.turn,
-                    &mut self.down,
-                    &mut self.hooks,
+                    &self.cx.turn,
+                    &mut self.cx.down,
+                    &mut self.cx.hooks,
                     routing,
                     handle,
                     slot,
@@ -329,36 +199,38 @@ impl Worker {
                     text,
                 );
             }
-            if let Some(client) = self.down.get_mut(handle) {
+            if let Some(client) = self.cx.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
                 client.held = Some(link);
                 client.session().watch = None;
             }
-            if let Some(link) = self.up.get_mut(link) {
+            if let Some(link) = self.cx.up.get_mut(link) {
                 link.set_task(Task::Nothing);
             }
-            return self.send_transaction(handle, link, class);
+            return send_transaction(&mut self.cx, handle, link, class);
         }
         if multi.commands.is_empty() {
             let own = self
+                .cx
                 .down
                 .get_mut(handle)
                 .map(|client| std::mem::take(&mut client.session().multi.own))
                 .unwrap_or_default();
-            discard(&mut self.down, handle);
+            discard(&mut self.cx.down, handle);
             let reply = self.with_own_answers(handle, own, b"*0\r\n");
-            self.down.answer(&self.turn, handle, class, &reply);
+            self.cx.down.answer(&self.cx.turn, handle, class, &reply);
             return Flow::Next;
         }
         let node = match multi.slot {
             Some(slot) => {
-                match exec_elsewhere(&self.turn, &mut self.down, &mut self.hooks, routing, handle, slot, None) {
+                match exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, None)
+                {
                     Ok(node) => Some(node),
                     Err(text) => {
                         return exec_after_colocation(
-                            &self.turn,
-                            &mut self.down,
-                            &mut self.hooks,
+                            &self.cx.turn,
+                            &mut self.cx.down,
+                            &mut self.cx.hooks,
                             routing,
                             handle,
                             slot,
@@ -368,178 +240,53 @@ impl Worker {
                     }
                 }
             }
-            None => self.up.choose_node(&self.turn, routing),
+            None => self.cx.up.choose_node(&self.cx.turn, routing),
         };
         let Some(node) = node else {
-            discard(&mut self.down, handle);
-            return self.down.refuse_all_down(&self.turn, handle, class);
+            discard(&mut self.cx.down, handle);
+            return self.cx.down.refuse_all_down(&self.cx.turn, handle, class);
         };
-        let Some(client) = self.down.get(handle) else { return Flow::Close };
+        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
         let Some(multi) = client.session.as_deref().map(|s| &s.multi) else { return Flow::Close };
         let lane = if multi.slow { Lane::Slow } else { Lane::Main };
         if multi.queue.len() > routing.live.large_value {
-            return self.exec_alone(handle, node, Lane::Large, class);
+            return exec_alone(&mut self.cx, handle, node, Lane::Large, class);
         }
         if !client.can_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        let link_handle = self.up.shared_link(&self.turn, node, lane, resp3);
-        let Some(link) = self.up.get(link_handle) else { return Flow::Close };
+        let link_handle = self.cx.up.shared_link(&self.cx.turn, node, lane, resp3);
+        let Some(link) = self.cx.up.get(link_handle) else { return Flow::Close };
         if link.phase() != Phase::Up {
             // Nothing may be sent before it is known whether the node supports transactions.
-            return self.exec_alone(handle, node, Lane::Watch, class);
+            return exec_alone(&mut self.cx, handle, node, Lane::Watch, class);
         }
-        if !link.has_room(UNSENT_HIGH) && self.up.is_full(link_handle, handle, UNSENT_HIGH) {
+        if !link.has_room(UNSENT_HIGH) && self.cx.up.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        if let Some(client) = self.down.get_mut(handle) {
+        if let Some(client) = self.cx.down.get_mut(handle) {
             client.may_take(lane);
         }
-        self.send_transaction(handle, link_handle, class)
-    }
-
-    /// A transaction on an exclusive connection.
-    fn exec_alone(&mut self, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
-        match self.take_exclusive(handle, node, lane) {
-            Ok(Acquired::Link(link)) => {
-                if let Some(client) = self.down.get_mut(handle) {
-                    client.held = Some(link);
-                }
-                if let Some(link) = self.up.get_mut(link) {
-                    link.set_holder(handle);
-                }
-                self.send_transaction(handle, link, class)
-            }
-            Ok(Acquired::Refused(text)) => {
-                discard(&mut self.down, handle);
-                self.down.refuse(&self.turn, handle, class, &text)
-            }
-            Ok(Acquired::Wait) => Flow::Stall(Stall::Exclusive),
-            Err(flow) => flow,
-        }
-    }
-
-    /// Puts MULTI, the queued commands, and EXEC on a connection.
-    fn send_transaction(&mut self, handle: Handle, link_handle: Handle, class: u8) -> Flow {
-        let refusal = self.up.get(link_handle).and_then(|l| l.no_multi().map(|why| (why.to_owned(), l.node())));
-        if let Some((why, node)) = refusal {
-            discard(&mut self.down, handle);
-            self.up.after_exclusive_reply(&self.turn, link_handle);
-            return self.down.refuse(&self.turn, handle, class, &no_multi_text(&self.turn, node, &why));
-        }
-        let scripts =
-            self.down.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
-        for sha in scripts {
-            // In a transaction, NOSCRIPT comes too late to be healed.
-            let body = lock(&self.turn.shared().scripts).text(&sha);
-            if let Some(body) = body {
-                self.up.push_own(&self.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
-            }
-        }
-        let epoch = self.turn.routing().topology.epoch() as u32;
-        let sent_us = self.turn.now_us() as u32;
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let seq = client.owe(self.turn.now_us(), class);
-        client.wrote_us = self.turn.now_us();
-        let (database, no_touch) = (client.database, client.no_touch);
-        let mut multi = std::mem::take(&mut client.session().multi);
-        if let Some(limit) = multi.alone {
-            self.hooks.tally.note("EXEC", limit);
-        }
-        // An unknown database has no effect: the node returns an error.
-        let keepers = self.turn.data_nodes().all();
-        client.session().select =
-            multi.selects.iter().copied().rfind(|database| self.turn.shared().has_database(&keepers, *database));
-        let under_way =
-            UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
-        let has_own = !under_way.own.is_empty();
-        if has_own || !under_way.published.is_empty() {
-            client.session().under_way.push_back((seq, under_way));
-        }
-        client.in_multi = false;
-        self.up.note_transaction(
-            &self.turn,
-            link_handle,
-            &multi.queue,
-            multi.commands.iter().map(|(len, _)| *len as usize),
-        );
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let Some(link) = self.up.get_mut(link_handle) else { return Flow::Close };
-        let node = link.node();
-        if multi.writes {
-            client.written.add(node, Since::now(self.turn.shared(), self.turn.routing()));
-        }
-        link.set_task(Task::Nothing);
-        link.note_slow(multi.slow);
-        let queued = Pending {
-            who: Handle::NONE,
-            seq: 0,
-            len: 0,
-            sent_us,
-            epoch,
-            purpose: Purpose::Queued,
-            class,
-            again: Again::Never,
-            is_long: false,
-            end: CommandSeq::NONE,
-            cacheable: self.turn.cacheable(),
-        };
-        link.touch_as(no_touch, queued);
-        link.push(Request::of_ours(MULTI, database, queued));
-        let mut at = 0;
-        for (number, (len, class)) in multi.commands.iter().enumerate() {
-            let bytes = &multi.queue[at..at + *len as usize];
-            let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
-            let request = self.hooks.pass_queued(
-                &self.turn,
-                keyed,
-                bytes,
-                Pending { seq: number as u32 + 1, class: *class, ..queued },
-            );
-            self.up.push(link_handle, request);
-            at += *len as usize;
-        }
-        let exec = self.hooks.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
-        self.up.push(link_handle, exec);
-        if has_own {
-            // Later commands depend on their changes.
-            self.down.stall(&self.turn, handle, Stall::Barrier);
-        }
-        if multi.has_select {
-            // Whether or not it was executed, the next command finds the connection in the expected database.
-            self.up.push_own(
-                &self.turn,
-                link_handle,
-                &[b"SELECT", database.to_string().as_bytes()],
-                Purpose::Discarded,
-                0,
-            );
-            self.down.stall(&self.turn, handle, Stall::Barrier);
-        }
-        multi.clear();
-        if let Some(client) = self.down.get_mut(handle) {
-            client.session().multi = multi;
-        }
-        Flow::Next
+        send_transaction(&mut self.cx, handle, link_handle, class)
     }
 
     /// Handles the node's answer to EXEC.
     pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let Some(link) = self.up.get_mut(link) else { return };
+        let Some(link) = self.cx.up.get_mut(link) else { return };
         let (refused, no_multi, node) = (link.take_refusal(), link.no_multi().map(str::to_owned), link.node());
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
         if executed {
             reply::elements(answer)
                 .filter(|element| reply::is_error(element))
-                .for_each(|error| self.turn.counters().errors.count(error));
+                .for_each(|error| self.cx.turn.counters().errors.count(error));
         }
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
-        if let Some(client) = self.down.get_mut(pending.who) {
+        if let Some(client) = self.cx.down.get_mut(pending.who) {
             client.after_exec(executed);
             let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
             if let Some(UnderWay { published, own: others }) = under_way {
                 if !published.is_empty() {
-                    text = with_counts(&self.turn, node, &published, answer);
+                    text = with_counts(&self.cx.turn, node, &published, answer);
                 }
                 own = others;
             }
@@ -558,30 +305,13 @@ impl Worker {
             _ => {}
         }
         let answer = if text.is_empty() { answer } else { &text };
-        let shown = if executed { self.hooks.scripts_met.with_own_shas(answer) } else { None };
+        let shown = if executed { self.cx.hooks.scripts_met.with_own_shas(answer) } else { None };
         let shown = shown.as_deref().unwrap_or(answer);
         if own.is_empty() {
-            return self.down.deliver(&self.turn, pending.who, pending.seq, shown);
+            return self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, shown);
         }
         let whole = self.with_own_answers(pending.who, own, shown);
-        self.down.deliver(&self.turn, pending.who, pending.seq, &whole);
-    }
-
-    /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
-    /// for long. Their EXEC will answer nil.
-    pub(super) fn reissue_watches(&mut self, node: NodeId) {
-        let now_us = self.turn.now_us();
-        let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
-        let quiet: Vec<Handle> = self
-            .up
-            .iter()
-            .filter(|(_, l)| l.task() == Task::Watching && l.node() == node)
-            .map(|(_, l)| l.holder())
-            .filter(|h| self.down.get(*h).is_some_and(is_quiet))
-            .collect();
-        for holder in quiet {
-            watch_failed(&mut self.down, holder);
-        }
+        self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, &whole);
     }
 }
 
@@ -723,5 +453,258 @@ pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstr
         if let Some(client) = down.get_mut(holder) {
             client.session().watch_failed = true;
         }
+    }
+}
+
+/// Handles WATCH, UNWATCH, and MULTI, DISCARD and EXEC outside of a transaction.
+pub(super) fn transaction(
+    cx: &mut Context,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    local: Local,
+    command: &Command,
+    raw: &[u8],
+    args: &Args<'_>,
+) -> Flow {
+    let class = command.class() as u8;
+    match local {
+        Local::Exec => return cx.down.refuse(&cx.turn, handle, class, "ERR EXEC without MULTI"),
+        Local::Discard => return cx.down.refuse(&cx.turn, handle, class, "ERR DISCARD without MULTI"),
+        Local::Watch => return watch(cx, routing, handle, command, raw, args),
+        Local::Unwatch => unwatch(&mut cx.down, handle),
+        _ => {
+            if let Some(client) = cx.down.get_mut(handle) {
+                client.in_multi = true;
+                client.session().multi.clear();
+            }
+        }
+    }
+    cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
+    Flow::Next
+}
+
+fn watch(
+    cx: &mut Context,
+    routing: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    raw: &[u8],
+    args: &Args<'_>,
+) -> Flow {
+    let class = command.class() as u8;
+    let keys = args.iter().skip(1);
+    let target = route(&routing.topology, keys.clone());
+    let only = routing.topology.only_node();
+    let place = match target {
+        Route::Owner(slot, node) => Some((slot, node)),
+        Route::Together(node) => args.get(1).map(|first| (routing.topology.slot_of(first), node)),
+        Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
+    };
+    let Some((slot, node)) = place else {
+        let text = not_together(&cx.turn, routing, keys.clone());
+        let waits = match target {
+            Route::Parted(_) => {
+                wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted_of(routing, keys), text)
+            }
+            _ => Err(text),
+        };
+        return waits.unwrap_or_else(|text| {
+            watch_failed(&mut cx.down, handle);
+            cx.down.refuse(&cx.turn, handle, class, &text)
+        });
+    };
+    let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+    if client.session().watch_failed {
+        // EXEC will answer nil regardless of further watches.
+        cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
+        return Flow::Next;
+    }
+    let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
+    let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
+    if are_apart && only.is_none() {
+        watch_failed(&mut cx.down, handle);
+        return cx.down.refuse(&cx.turn, handle, class, errors::CROSSSLOT);
+    }
+    if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
+        let text = parted_text(&cx.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
+        let watched = cx.down.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
+        let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
+        watched.extend(keys.map(Box::from));
+        let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
+        return wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted, text).unwrap_or_else(
+            |text| {
+                watch_failed(&mut cx.down, handle);
+                cx.down.refuse(&cx.turn, handle, class, &text)
+            },
+        );
+    }
+    let link = match before.map(|(slot, link, _)| (slot, link)) {
+        // Failed already: EXEC will answer nil regardless of further watches.
+        Some((_, link)) if !cx.up.is_watching(handle, link, node) => {
+            watch_failed(&mut cx.down, handle);
+            cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
+            return Flow::Next;
+        }
+        Some((_, link)) => {
+            if !cx.down.get_mut(handle).is_some_and(|c| c.may_take(Lane::Watch)) {
+                return Flow::Stall(Stall::Barrier);
+            }
+            link
+        }
+        None => match take_exclusive(cx, handle, node, Lane::Watch) {
+            Ok(Acquired::Link(link)) => link,
+            Ok(Acquired::Refused(text)) => {
+                fail_watch(&mut cx.down, handle);
+                return cx.down.refuse(&cx.turn, handle, class, &text);
+            }
+            Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
+            Err(flow) => return flow,
+        },
+    };
+    push_exclusive(cx, handle, link, Call::Found(command, args), raw, class, None);
+    if let Some(link) = cx.up.get_mut(link) {
+        link.set_task(Task::Watching);
+        if let Some(pending) = link.last_mut() {
+            pending.purpose = Purpose::Watch;
+        }
+    }
+    // From now on it belongs to the watch, not to the command.
+    if let Some(client) = cx.down.get_mut(handle) {
+        client.held = None;
+    }
+    if let Some(client) = cx.down.get_mut(handle) {
+        let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
+        watch.are_apart |= are_apart;
+        watch.keys.extend(args.iter().skip(1).map(Box::from));
+    }
+    if are_apart {
+        cx.hooks.tally.note(&command.name, Limit::Slots);
+    }
+    Flow::Next
+}
+
+/// A transaction on an exclusive connection.
+fn exec_alone(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane, class: u8) -> Flow {
+    match take_exclusive(cx, handle, node, lane) {
+        Ok(Acquired::Link(link)) => {
+            if let Some(client) = cx.down.get_mut(handle) {
+                client.held = Some(link);
+            }
+            if let Some(link) = cx.up.get_mut(link) {
+                link.set_holder(handle);
+            }
+            send_transaction(cx, handle, link, class)
+        }
+        Ok(Acquired::Refused(text)) => {
+            discard(&mut cx.down, handle);
+            cx.down.refuse(&cx.turn, handle, class, &text)
+        }
+        Ok(Acquired::Wait) => Flow::Stall(Stall::Exclusive),
+        Err(flow) => flow,
+    }
+}
+
+/// Puts MULTI, the queued commands, and EXEC on a connection.
+fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class: u8) -> Flow {
+    let refusal = cx.up.get(link_handle).and_then(|l| l.no_multi().map(|why| (why.to_owned(), l.node())));
+    if let Some((why, node)) = refusal {
+        discard(&mut cx.down, handle);
+        cx.up.after_exclusive_reply(&cx.turn, link_handle);
+        return cx.down.refuse(&cx.turn, handle, class, &no_multi_text(&cx.turn, node, &why));
+    }
+    let scripts =
+        cx.down.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
+    for sha in scripts {
+        // In a transaction, NOSCRIPT comes too late to be healed.
+        let body = lock(&cx.turn.shared().scripts).text(&sha);
+        if let Some(body) = body {
+            cx.up.push_own(&cx.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
+        }
+    }
+    let epoch = cx.turn.routing().topology.epoch() as u32;
+    let sent_us = cx.turn.now_us() as u32;
+    let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+    let seq = client.owe(cx.turn.now_us(), class);
+    client.wrote_us = cx.turn.now_us();
+    let (database, no_touch) = (client.database, client.no_touch);
+    let mut multi = std::mem::take(&mut client.session().multi);
+    if let Some(limit) = multi.alone {
+        cx.hooks.tally.note("EXEC", limit);
+    }
+    // An unknown database has no effect: the node returns an error.
+    let keepers = cx.turn.data_nodes().all();
+    client.session().select =
+        multi.selects.iter().copied().rfind(|database| cx.turn.shared().has_database(&keepers, *database));
+    let under_way = UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
+    let has_own = !under_way.own.is_empty();
+    if has_own || !under_way.published.is_empty() {
+        client.session().under_way.push_back((seq, under_way));
+    }
+    client.in_multi = false;
+    cx.up.note_transaction(&cx.turn, link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
+    let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+    let Some(link) = cx.up.get_mut(link_handle) else { return Flow::Close };
+    let node = link.node();
+    if multi.writes {
+        client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+    }
+    link.set_task(Task::Nothing);
+    link.note_slow(multi.slow);
+    let queued = Pending {
+        who: Handle::NONE,
+        seq: 0,
+        len: 0,
+        sent_us,
+        epoch,
+        purpose: Purpose::Queued,
+        class,
+        again: Again::Never,
+        is_long: false,
+        end: CommandSeq::NONE,
+        cacheable: cx.turn.cacheable(),
+    };
+    link.touch_as(no_touch, queued);
+    link.push(Request::of_ours(MULTI, database, queued));
+    let mut at = 0;
+    for (number, (len, class)) in multi.commands.iter().enumerate() {
+        let bytes = &multi.queue[at..at + *len as usize];
+        let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
+        let request =
+            cx.hooks.pass_queued(&cx.turn, keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
+        cx.up.push(link_handle, request);
+        at += *len as usize;
+    }
+    let exec = cx.hooks.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
+    cx.up.push(link_handle, exec);
+    if has_own {
+        // Later commands depend on their changes.
+        cx.down.stall(&cx.turn, handle, Stall::Barrier);
+    }
+    if multi.has_select {
+        // Whether or not it was executed, the next command finds the connection in the expected database.
+        cx.up.push_own(&cx.turn, link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Discarded, 0);
+        cx.down.stall(&cx.turn, handle, Stall::Barrier);
+    }
+    multi.clear();
+    if let Some(client) = cx.down.get_mut(handle) {
+        client.session().multi = multi;
+    }
+    Flow::Next
+}
+
+/// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive
+/// for long. Their EXEC will answer nil.
+pub(super) fn reissue_watches(cx: &mut Context, node: NodeId) {
+    let now_us = cx.turn.now_us();
+    let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
+    let quiet: Vec<Handle> = cx
+        .up
+        .iter()
+        .filter(|(_, l)| l.task() == Task::Watching && l.node() == node)
+        .map(|(_, l)| l.holder())
+        .filter(|h| cx.down.get(*h).is_some_and(is_quiet))
+        .collect();
+    for holder in quiet {
+        watch_failed(&mut cx.down, holder);
     }
 }

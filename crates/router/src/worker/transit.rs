@@ -20,10 +20,12 @@ use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched,
 use switchyard_resp::request::{Args, Scanner};
 
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::double_read::{Asks, fetch_sampled, may_double_read};
 use super::gather::Gathers;
 use super::keyed::{CommandHooks, writes};
+use super::large::LargeKeys;
 use super::overrides::not_together;
 use super::pubsub::Topics;
 use super::transactions::{discard, fail_watch};
@@ -116,80 +118,6 @@ pub(super) fn with_parsed_command<R>(
 }
 
 impl Worker {
-    /// Checks a command while slots are in transit.
-    #[cold]
-    pub(super) fn in_transit(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Transit {
-        let class = command.class() as u8;
-        let Some(client) = self.down.get_mut(handle) else { return Transit::Instead(Flow::Close) };
-        let is_exec = command.handling == Handling::Local(Local::Exec);
-        let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
-        // Between MULTI and EXEC commands are only queued. Channels are always at their slot's owner.
-        if client.in_multi != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
-            return Transit::Settled;
-        }
-        if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
-            end_hold(&self.turn, &mut self.down, handle);
-            match command.handling {
-                Handling::Local(Local::Exec) => discard(&mut self.down, handle),
-                Handling::Local(Local::Watch) => fail_watch(&mut self.down, handle),
-                _ => {}
-            }
-            return Transit::Instead(self.down.refuse(&self.turn, handle, class, &text));
-        }
-        loop {
-            let mut look = KeyLookup::default();
-            if is_exec {
-                let queue = self
-                    .down
-                    .get(handle)
-                    .and_then(|c| c.session.as_ref())
-                    .map(|s| s.multi.requests())
-                    .unwrap_or_default();
-                for request in queue {
-                    with_parsed_command(routing, &request, |command, args| {
-                        self.hooks.look_at(&self.turn, routing, command, args, &mut look)
-                    });
-                }
-            } else {
-                self.hooks.look_at(&self.turn, routing, command, args, &mut look);
-            }
-            let Some(client) = self.down.get(handle) else { return Transit::Instead(Flow::Close) };
-            if let Some(what) =
-                self.large_keys.as_published(&self.turn, &self.hooks, routing, client, command, args, &mut look)
-            {
-                end_hold(&self.turn, &mut self.down, handle);
-                if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
-                    fetch_sampled(&self.turn, routing, &look);
-                }
-                return what;
-            }
-            if look.is_over() {
-                end_hold(&self.turn, &mut self.down, handle);
-                // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
-                return if look.is_moving() {
-                    Transit::Moved(self.hooks.transit.moved.as_ref().unwrap_or(routing).clone())
-                } else {
-                    Transit::Settled
-                };
-            }
-            if self.large_keys.reads_one_key(client, command, args)
-                && let Some(asks) = may_double_read(&self.turn, &mut self.up, routing, client, command, &look)
-            {
-                fetch_sampled(&self.turn, routing, &look);
-                return Transit::Ask(asks);
-            }
-            if wait_for(&self.turn, &mut self.down, handle, look) {
-                return Transit::Instead(Flow::Stall(Stall::Keys));
-            }
-        }
-    }
-
     // ---- the drain barrier ----
 }
 
@@ -536,6 +464,81 @@ pub(super) fn publish_if_wanted(
         if !is_much || turn.now_us() >= hooks.transit.published_us + PUBLISH_US {
             hooks.transit.published_us = turn.now_us();
             publish_drained(turn, up, gathers, pubsub);
+        }
+    }
+}
+
+impl LargeKeys {
+    /// Checks a command while slots are in transit.
+    #[cold]
+    pub(super) fn in_transit(
+        &mut self,
+        cx: &mut Context,
+        routing: &Arc<RoutingSnapshot>,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Transit {
+        let class = command.class() as u8;
+        let Some(client) = cx.down.get_mut(handle) else { return Transit::Instead(Flow::Close) };
+        let is_exec = command.handling == Handling::Local(Local::Exec);
+        let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
+        // Between MULTI and EXEC commands are only queued. Channels are always at their slot's owner.
+        if client.in_multi != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
+            return Transit::Settled;
+        }
+        if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
+            end_hold(&cx.turn, &mut cx.down, handle);
+            match command.handling {
+                Handling::Local(Local::Exec) => discard(&mut cx.down, handle),
+                Handling::Local(Local::Watch) => fail_watch(&mut cx.down, handle),
+                _ => {}
+            }
+            return Transit::Instead(cx.down.refuse(&cx.turn, handle, class, &text));
+        }
+        loop {
+            let mut look = KeyLookup::default();
+            if is_exec {
+                let queue = cx
+                    .down
+                    .get(handle)
+                    .and_then(|c| c.session.as_ref())
+                    .map(|s| s.multi.requests())
+                    .unwrap_or_default();
+                for request in queue {
+                    with_parsed_command(routing, &request, |command, args| {
+                        cx.hooks.look_at(&cx.turn, routing, command, args, &mut look)
+                    });
+                }
+            } else {
+                cx.hooks.look_at(&cx.turn, routing, command, args, &mut look);
+            }
+            let Some(client) = cx.down.get(handle) else { return Transit::Instead(Flow::Close) };
+            if let Some(what) = self.as_published(&cx.turn, &cx.hooks, routing, client, command, args, &mut look) {
+                end_hold(&cx.turn, &mut cx.down, handle);
+                if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
+                    fetch_sampled(&cx.turn, routing, &look);
+                }
+                return what;
+            }
+            if look.is_over() {
+                end_hold(&cx.turn, &mut cx.down, handle);
+                // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
+                return if look.is_moving() {
+                    Transit::Moved(cx.hooks.transit.moved.as_ref().unwrap_or(routing).clone())
+                } else {
+                    Transit::Settled
+                };
+            }
+            if self.reads_one_key(client, command, args)
+                && let Some(asks) = may_double_read(&cx.turn, &mut cx.up, routing, client, command, &look)
+            {
+                fetch_sampled(&cx.turn, routing, &look);
+                return Transit::Ask(asks);
+            }
+            if wait_for(&cx.turn, &mut cx.down, handle, look) {
+                return Transit::Instead(Flow::Stall(Stall::Keys));
+            }
         }
     }
 }

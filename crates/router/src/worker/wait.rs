@@ -22,16 +22,19 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::checkout::Acquired;
+use super::Stall;
+use super::blocking::wait_at_node;
+use super::checkout::{Acquired, acquire, push_exclusive};
 use super::clients::Downstreams;
+use super::context::Context;
 use super::dispatch::Flow;
 use super::keyed::Call;
 use super::local::parse;
+use super::reissued::ReissuedCommands;
 use super::turn::Turn;
 use super::upstreams::Link;
 use super::upstreams::kind::{Lane, Waited};
 use super::upstreams::link::{Pending, Purpose};
-use super::{Stall, Worker};
 use crate::reigns::bit_of;
 use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
@@ -120,135 +123,6 @@ pub(super) struct Wait {
     class: u8,
 }
 
-impl Worker {
-    pub(super) fn wait(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
-        let last = args.len() - 1;
-        let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
-        let Some(timeout_ms) =
-            args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000)
-        else {
-            // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
-            // there.
-            return match self.up.choose_node(&self.turn, routing) {
-                Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
-                None => self.down.refuse_all_down(&self.turn, handle, class),
-            };
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        let written = client.written;
-        if client.in_flight() > 0 {
-            // All previous writes must be older than the mark.
-            return Flow::Stall(Stall::Barrier);
-        }
-        let mut nodes = self.turn.data_nodes().all();
-        let began = Since::now(self.turn.shared(), self.turn.routing());
-        let about = match written {
-            Written::Nothing => None,
-            Written::Lost => {
-                self.down.answer(&self.turn, handle, class, &zeros(last - 1));
-                return Flow::Next;
-            }
-            Written::At { nodes: written, since } => {
-                let is_moving = !self.turn.routing().topology.is_settled();
-                let mut had = ALL;
-                if is_moving {
-                    nodes.extend_from_within(..);
-                } else if since.epoch == began.epoch {
-                    nodes.retain(|node| written & bit_of(*node) != 0);
-                    had = written;
-                }
-                Some(About { nodes: had, since, began, may_repeat: !is_moving })
-            }
-        };
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        client.lane = Lane::Blocking;
-        let seq = client.owe(self.turn.now_us(), class);
-        let until_us = (timeout_ms > 0).then(|| self.turn.now_us() + timeout_ms * 1000);
-        let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
-        client.session.get_or_insert_default().wait =
-            Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
-        self.query_next(handle);
-        Flow::Next
-    }
-
-    /// Continues a WAIT after the answer of a node, or when a connection for the next one is available. In any stall of
-    /// the client: later input may have ended in a barrier, which only the reply to WAIT ends.
-    #[inline]
-    pub(super) fn go_on_waiting(&mut self, handle: Handle) {
-        let Some(client) = self.down.get(handle) else { return };
-        if client.stall != Stall::Exclusive
-            && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
-        {
-            self.query_next(handle);
-        }
-    }
-
-    /// Queries the next node, or answers if none is left.
-    fn query_next(&mut self, handle: Handle) {
-        let Some(wait) = self.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
-        if wait.nodes.is_empty()
-            && let Some(about) = &mut wait.about
-            && about.may_repeat
-            && self.turn.routing().topology.epoch() != about.began.epoch
-        {
-            about.may_repeat = false;
-            wait.nodes = self.turn.data_nodes().all();
-            about.nodes = ALL;
-        }
-        let Some(node) = wait.nodes.last().copied() else {
-            let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);
-            let is_lost = about
-                .is_some_and(|about| self.turn.shared().reigns.has_replacement_since(about.nodes, about.since.reigns));
-            let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
-            if let (Some(client), Some(About { nodes, began, .. })) = (self.down.get_mut(handle), about) {
-                client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
-            }
-            end_waiting(&self.turn, &mut self.down, handle, &out);
-            return;
-        };
-        let link = match self.acquire(handle, node, Lane::Blocking) {
-            Acquired::Link(link) => link,
-            Acquired::Wait => return, // retried when there is one
-            Acquired::Refused(text) => {
-                let mut out = Vec::new();
-                encode::error(&mut out, &text);
-                end_waiting(&self.turn, &mut self.down, handle, &out);
-                return;
-            }
-        };
-        let Some(wait) = self.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
-        wait.nodes.pop();
-        wait.due = false;
-        // 0 would be without end.
-        let left_us = wait.until_us.map(|until| until.saturating_sub(self.turn.now_us()).max(1000));
-        let timeout = left_us.map_or(0, |us| us.div_ceil(1000)).to_string();
-        let mut request = Vec::new();
-        encode::header(&mut request, b'*', wait.args.len() + 1);
-        for arg in &wait.args {
-            encode::bulk(&mut request, arg);
-        }
-        encode::bulk(&mut request, timeout.as_bytes());
-        let (seq, class) = (wait.seq, wait.class);
-        self.push_exclusive(handle, link, Call::Bytes(MARK), MARK, class, Some(seq));
-        if let Some(pending) = self.up.get_mut(link).and_then(Link::last_mut) {
-            *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
-        }
-        self.push_exclusive(handle, link, Call::Bytes(&request), &request, class, Some(seq));
-        if let Some(pending) = self.up.get_mut(link).and_then(Link::last_mut) {
-            pending.purpose = Purpose::Wait;
-        }
-        self.wait_at_node(handle, link, Waited::Nothing, left_us);
-    }
-}
-
 /// The reply of WAIT (one number) or WAITAOF (two).
 fn numbers_of(numbers: &[i64]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -323,4 +197,134 @@ pub(super) fn on_wait(
     // The connection is returned first; then this client continues with the next node.
     wait.due = true;
     down.resume(handle);
+}
+
+impl ReissuedCommands {
+    pub(super) fn wait(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let class = command.class() as u8;
+        let last = args.len() - 1;
+        let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
+        let Some(timeout_ms) =
+            args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000)
+        else {
+            // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
+            // there.
+            return match cx.up.choose_node(&cx.turn, routing) {
+                Some(node) => self.block(cx, handle, command, node, Waited::Nothing, raw, args),
+                None => cx.down.refuse_all_down(&cx.turn, handle, class),
+            };
+        };
+        let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+        let written = client.written;
+        if client.in_flight() > 0 {
+            // All previous writes must be older than the mark.
+            return Flow::Stall(Stall::Barrier);
+        }
+        let mut nodes = cx.turn.data_nodes().all();
+        let began = Since::now(cx.turn.shared(), cx.turn.routing());
+        let about = match written {
+            Written::Nothing => None,
+            Written::Lost => {
+                cx.down.answer(&cx.turn, handle, class, &zeros(last - 1));
+                return Flow::Next;
+            }
+            Written::At { nodes: written, since } => {
+                let is_moving = !cx.turn.routing().topology.is_settled();
+                let mut had = ALL;
+                if is_moving {
+                    nodes.extend_from_within(..);
+                } else if since.epoch == began.epoch {
+                    nodes.retain(|node| written & bit_of(*node) != 0);
+                    had = written;
+                }
+                Some(About { nodes: had, since, began, may_repeat: !is_moving })
+            }
+        };
+        let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+        client.lane = Lane::Blocking;
+        let seq = client.owe(cx.turn.now_us(), class);
+        let until_us = (timeout_ms > 0).then(|| cx.turn.now_us() + timeout_ms * 1000);
+        let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
+        client.session.get_or_insert_default().wait =
+            Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
+        query_next(cx, handle);
+        Flow::Next
+    }
+}
+
+/// Continues a WAIT after the answer of a node, or when a connection for the next one is available. In any stall of
+/// the client: later input may have ended in a barrier, which only the reply to WAIT ends.
+#[inline]
+pub(super) fn go_on_waiting(cx: &mut Context, handle: Handle) {
+    let Some(client) = cx.down.get(handle) else { return };
+    if client.stall != Stall::Exclusive
+        && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
+    {
+        query_next(cx, handle);
+    }
+}
+
+/// Queries the next node, or answers if none is left.
+fn query_next(cx: &mut Context, handle: Handle) {
+    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+    if wait.nodes.is_empty()
+        && let Some(about) = &mut wait.about
+        && about.may_repeat
+        && cx.turn.routing().topology.epoch() != about.began.epoch
+    {
+        about.may_repeat = false;
+        wait.nodes = cx.turn.data_nodes().all();
+        about.nodes = ALL;
+    }
+    let Some(node) = wait.nodes.last().copied() else {
+        let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);
+        let is_lost =
+            about.is_some_and(|about| cx.turn.shared().reigns.has_replacement_since(about.nodes, about.since.reigns));
+        let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
+        if let (Some(client), Some(About { nodes, began, .. })) = (cx.down.get_mut(handle), about) {
+            client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
+        }
+        end_waiting(&cx.turn, &mut cx.down, handle, &out);
+        return;
+    };
+    let link = match acquire(cx, handle, node, Lane::Blocking) {
+        Acquired::Link(link) => link,
+        Acquired::Wait => return, // retried when there is one
+        Acquired::Refused(text) => {
+            let mut out = Vec::new();
+            encode::error(&mut out, &text);
+            end_waiting(&cx.turn, &mut cx.down, handle, &out);
+            return;
+        }
+    };
+    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+    wait.nodes.pop();
+    wait.due = false;
+    // 0 would be without end.
+    let left_us = wait.until_us.map(|until| until.saturating_sub(cx.turn.now_us()).max(1000));
+    let timeout = left_us.map_or(0, |us| us.div_ceil(1000)).to_string();
+    let mut request = Vec::new();
+    encode::header(&mut request, b'*', wait.args.len() + 1);
+    for arg in &wait.args {
+        encode::bulk(&mut request, arg);
+    }
+    encode::bulk(&mut request, timeout.as_bytes());
+    let (seq, class) = (wait.seq, wait.class);
+    push_exclusive(cx, handle, link, Call::Bytes(MARK), MARK, class, Some(seq));
+    if let Some(pending) = cx.up.get_mut(link).and_then(Link::last_mut) {
+        *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
+    }
+    push_exclusive(cx, handle, link, Call::Bytes(&request), &request, class, Some(seq));
+    if let Some(pending) = cx.up.get_mut(link).and_then(Link::last_mut) {
+        pending.purpose = Purpose::Wait;
+    }
+    wait_at_node(cx, handle, link, Waited::Nothing, left_us);
 }

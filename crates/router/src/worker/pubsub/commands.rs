@@ -12,8 +12,9 @@ use super::{Item, Kind, Request, Subscriber, Topics};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::clients::Downstreams;
-use crate::worker::dispatch::Flow;
-use crate::worker::gather::Aggregation;
+use crate::worker::context::Context;
+use crate::worker::dispatch::{Flow, forward};
+use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
@@ -34,66 +35,28 @@ impl Worker {
     ) -> Flow {
         let class = command.class() as u8;
         match local {
-            Local::Subscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args),
-            Local::Psubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args),
-            Local::Ssubscribe => self.pubsub.subscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args),
+            Local::Subscribe => {
+                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Channel, args)
+            }
+            Local::Psubscribe => {
+                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Pattern, args)
+            }
+            Local::Ssubscribe => {
+                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Shard, args)
+            }
             Local::Unsubscribe => {
-                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Channel, args)
+                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Channel, args)
             }
             Local::Punsubscribe => {
-                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Pattern, args)
+                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Pattern, args)
             }
             Local::Sunsubscribe => {
-                self.pubsub.unsubscribe(&self.turn, &mut self.down, handle, class, Kind::Shard, args)
+                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Shard, args)
             }
-            Local::Publish => self.publish(routing, handle, command, Kind::Channel, raw, args),
-            Local::Spublish => self.publish(routing, handle, command, Kind::Shard, raw, args),
-            _ => pubsub_info(&self.turn, &mut self.down, handle, class, local, args),
+            Local::Publish => self.gathers.publish(&mut self.cx, routing, handle, command, Kind::Channel, raw, args),
+            Local::Spublish => self.gathers.publish(&mut self.cx, routing, handle, command, Kind::Shard, raw, args),
+            _ => pubsub_info(&self.cx.turn, &mut self.cx.down, handle, class, local, args),
         }
-    }
-
-    /// Sends a message to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
-    /// force again. Then another node delivers a message of a channel; for a shard channel, subscribers would miss it.
-    /// The node counts our workers' subscriptions; the reply counts our clients instead.
-    fn publish(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        kind: Kind,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let channel = args.get(1).unwrap_or_default();
-        let mut node = routing.topology.owner_of(channel);
-        let subscriptions = &self.turn.shared().subscriptions;
-        if subscriptions.is_empty() {
-            return self.forward(handle, command, args, node, raw);
-        }
-        let class = command.class() as u8;
-        if !subscriptions.reaches_all(kind, channel, node) {
-            if kind == Kind::Shard {
-                let text = self.turn.down_text_or(node, "its subscriptions are being restored");
-                return self.down.refuse(&self.turn, handle, class, &text);
-            }
-            let reaches = |at: &NodeId| self.up.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
-            node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
-        }
-        let Some(client) = self.down.get_mut(handle) else { return Flow::Close };
-        if !client.may_take(Lane::Main) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let resp3 = client.resp3;
-        let link = self.up.shared_link(&self.turn, node, Lane::Main, resp3);
-        if self.up.is_full(link, handle, UNSENT_HIGH) {
-            return Flow::Stall(Stall::Upstream);
-        }
-        let whole = Aggregation::Publish { kind, channel: channel.into(), node };
-        let Some(gather) = self.gathers.begin_gather(&self.turn, &mut self.down, handle, class, 1, whole) else {
-            return Flow::Close;
-        };
-        self.send_parts(gather, 0, node, Lane::Main, &[raw], class);
-        Flow::Next
     }
 }
 
@@ -282,4 +245,51 @@ fn pubsub_info(turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8, l
     }
     down.answer(turn, handle, class, &out);
     Flow::Next
+}
+
+impl Gathers {
+    /// Sends a message to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
+    /// force again. Then another node delivers a message of a channel; for a shard channel, subscribers would miss it.
+    /// The node counts our workers' subscriptions; the reply counts our clients instead.
+    fn publish(
+        &mut self,
+        cx: &mut Context,
+        routing: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        kind: Kind,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let channel = args.get(1).unwrap_or_default();
+        let mut node = routing.topology.owner_of(channel);
+        let subscriptions = &cx.turn.shared().subscriptions;
+        if subscriptions.is_empty() {
+            return forward(cx, handle, command, args, node, raw);
+        }
+        let class = command.class() as u8;
+        if !subscriptions.reaches_all(kind, channel, node) {
+            if kind == Kind::Shard {
+                let text = cx.turn.down_text_or(node, "its subscriptions are being restored");
+                return cx.down.refuse(&cx.turn, handle, class, &text);
+            }
+            let reaches = |at: &NodeId| cx.up.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
+            node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
+        }
+        let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
+        if !client.may_take(Lane::Main) {
+            return Flow::Stall(Stall::Barrier);
+        }
+        let resp3 = client.resp3;
+        let link = cx.up.shared_link(&cx.turn, node, Lane::Main, resp3);
+        if cx.up.is_full(link, handle, UNSENT_HIGH) {
+            return Flow::Stall(Stall::Upstream);
+        }
+        let whole = Aggregation::Publish { kind, channel: channel.into(), node };
+        let Some(gather) = self.begin_gather(&cx.turn, &mut cx.down, handle, class, 1, whole) else {
+            return Flow::Close;
+        };
+        self.send_parts(cx, gather, 0, node, Lane::Main, &[raw], class);
+        Flow::Next
+    }
 }

@@ -289,7 +289,7 @@ impl Worker {
                 Some(b"smessage") => Some(Kind::Shard),
                 Some(b"invalidate") => {
                     if let Some(what) = parts.next() {
-                        self.tracking.on_invalidation(&self.turn, &mut self.down, what);
+                        self.tracking.on_invalidation(&self.cx.turn, &mut self.cx.down, what);
                     }
                     return;
                 }
@@ -297,8 +297,8 @@ impl Worker {
             };
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
-                if self.hooks.transit.before(self.turn.now_us()).is_some()
-                    || !self.turn.routing().moves.by_id.is_empty()
+                if self.cx.hooks.transit.before(self.cx.turn.now_us()).is_some()
+                    || !self.cx.turn.routing().moves.by_id.is_empty()
                 {
                     let channel = if kind == Kind::Pattern {
                         parts.next().and_then(reply::text).unwrap_or_default()
@@ -306,30 +306,32 @@ impl Worker {
                         name
                     };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
-                    let node = self.up.get(link).map(|l| l.node());
-                    if node.is_some_and(|node| is_of_a_mover(&self.turn, &self.hooks, node, channel, payload)) {
+                    let node = self.cx.up.get(link).map(|l| l.node());
+                    if node.is_some_and(|node| is_of_a_mover(&self.cx.turn, &self.cx.hooks, node, channel, payload)) {
                         return;
                     }
                 }
-                self.pubsub.on_message(&self.turn, &mut self.down, kind, name, answer);
+                self.pubsub.on_message(&self.cx.turn, &mut self.cx.down, kind, name, answer);
                 return;
             }
         }
-        let Some(l) = self.up.get_mut(link) else { return };
+        let Some(l) = self.cx.up.get_mut(link) else { return };
         let node = l.node();
         let Some(ended) = l.taken_out() else {
-            self.up.break_link(&self.turn, link, "it sent a reply without a command");
+            self.cx.up.break_link(&self.cx.turn, link, "it sent a reply without a command");
             return;
         };
         let late = ended.is_expired;
-        let pending = self.hooks.over(&self.turn, ended, answer);
+        let pending = self.cx.hooks.over(&self.cx.turn, ended, answer);
         match pending.purpose {
-            Purpose::Subscribe => self.pubsub.on_subscribed(&self.turn, &mut self.down, pending.who, node, answer),
+            Purpose::Subscribe => {
+                self.pubsub.on_subscribed(&self.cx.turn, &mut self.cx.down, pending.who, node, answer)
+            }
             Purpose::Track if !late => {
-                self.tracking.on_tracking_answer(&self.turn, &mut self.down, node, pending.seq, answer)
+                self.tracking.on_tracking_answer(&self.cx.turn, &mut self.cx.down, node, pending.seq, answer)
             }
             Purpose::Sync if !late => {
-                self.pubsub.unsubscribe_synced(&self.turn, &mut self.down, pending.who, pending.seq)
+                self.pubsub.unsubscribe_synced(&self.cx.turn, &mut self.cx.down, pending.who, pending.seq)
             }
             _ => {}
         }
