@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use rustix::net::{SendFlags, SocketFlags};
 use tracing::warn;
 
-use super::clients::Downstreams;
-use super::downstream::{Client, Details};
+use super::downstreams::client::Details;
+use super::downstreams::{Client, Downstreams};
 use super::log_throttle::LogThrottle;
 use super::login::become_user;
 use super::quotas::part_of;
@@ -163,7 +163,7 @@ fn greet_client(turn: &Turn, down: &mut Downstreams, listener: usize, fd: OwnedF
         // The default user is at its connection limit; other users can still log in.
         turn.counters().limited_connections.add(1);
     }
-    let registered = down.get(handle).map(|c| turn.poll().add(&c.fd, Token::Client(handle)));
+    let registered = down.get(handle).map(|c| c.register(turn.poll(), handle));
     if !matches!(registered, Some(Ok(()))) {
         down.remove(handle);
         turn.shared().clients.fetch_sub(1, Ordering::Relaxed);

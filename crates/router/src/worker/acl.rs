@@ -5,9 +5,9 @@ use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, M
 use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Scanner};
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::local::{asker, parse};
 use super::turn::Turn;

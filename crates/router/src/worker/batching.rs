@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::downstream::Client;
+use super::downstreams::Client;
 
 #[derive(Debug)]
 pub(super) struct Batching {

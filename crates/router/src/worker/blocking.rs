@@ -21,12 +21,11 @@ use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 use tracing::warn;
 
-use super::Stall;
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, Downstreams};
 use super::keyed::{Call, CommandHooks};
 use super::overrides::slots_by;
 use super::reissued::{

@@ -2,9 +2,9 @@
 //!
 //! Separate from the pools ([`super::upstreams::pool`]), which know no client.
 
-use super::Stall;
 use super::context::Context;
 use super::dispatch::Flow;
+use super::downstreams::client::Stall;
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::upstreams::Link;
 use super::upstreams::kind::Lane;

@@ -7,9 +7,9 @@ use switchyard_resp::command::Local;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::downstream::{Client, ReplyMode, Stall};
+use super::downstreams::client::{ReplyMode, Stall};
+use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gathers};
 use super::keyed::CommandHooks;
 use super::local::parse;

@@ -18,9 +18,9 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::Gathers;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};

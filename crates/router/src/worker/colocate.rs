@@ -12,10 +12,9 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, Downstreams};
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;

@@ -17,8 +17,8 @@ use switchyard_resp::command::{Command, Flags, is_option};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
 use super::gather::Gathers;
 use super::keyed::CommandHooks;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};

@@ -12,10 +12,12 @@ use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, e
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
+use super::Worker;
 use super::colocate::wait_for_colocation;
 use super::context::Context;
 use super::cross_slot::spans_slots;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
@@ -40,7 +42,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::kind::{Lane, Waited};
 use super::upstreams::link::{Again, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
-use super::{Stall, Worker};
 use crate::settings::Reads;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;

@@ -13,11 +13,10 @@ use switchyard_resp::command::{Command, Flags, Handling};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::{Client, Repeat};
+use super::downstreams::client::{Repeat, Stall};
+use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gathers};
 use super::large::{LargeKeys, run_repeat};
 use super::multi_step::StepRequest;

@@ -13,7 +13,7 @@
 //! | `Abandoned` | blocking commands |
 //! | `WatchAwaited` | transactions |
 //!
-//! [`Downstreams`](super::clients::Downstreams) knows no connection to a node, and does the same:
+//! [`Downstreams`](super::downstreams::Downstreams) knows no connection to a node, and does the same:
 //!
 //! | Event | Handled by |
 //! |---|---|
@@ -25,8 +25,8 @@
 use switchyard_resp::encode;
 
 use super::blocking::{on_unblock, unblock};
-use super::clients::ClientEvent;
-use super::downstream::{Client, Stall};
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, ClientEvent};
 use super::gather::FoundRedirect;
 use super::monitor::end_monitor;
 use super::outage::dispatch_waiting;
@@ -201,7 +201,8 @@ impl Worker {
             | Purpose::Watch
             | Purpose::Wait => {
                 let holds = self.cx.down.get(pending.who).is_some_and(|c| c.held == Some(link));
-                let streamed = self.cx.down.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
+                let streamed =
+                    self.cx.down.get(pending.who).is_some_and(|c| c.is_streaming() && c.is_first(pending.seq));
                 if holds && let Some(client) = self.cx.down.get_mut(pending.who) {
                     client.held = None;
                     if let Some(upload) = client.upload.as_deref_mut() {

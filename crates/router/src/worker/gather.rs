@@ -10,10 +10,10 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
 use super::double_read::{PendingDoubleRead, end_double_read};
+use super::downstreams::Downstreams;
 use super::fan_out::FanOutScope;
 use super::info::{Digest, info_text};
 use super::keyed::{Call, CommandSeq, KeyedCommand};
@@ -121,7 +121,7 @@ pub(super) struct Gathers {
     redirects: VecDeque<FoundRedirect>,
 }
 
-/// Replies of all workers to the search for the client that another one redirects to.
+/// Replies of all workers to the search for the client that another client redirects to.
 #[derive(Debug)]
 pub(super) struct FoundRedirect {
     pub(super) client: Handle,
@@ -135,7 +135,7 @@ pub(super) struct FoundRedirect {
 pub(super) enum GatherRequest {
     /// The next parts of a gather.
     Round { gather: Handle, steps: Vec<StepRequest>, class: u8 },
-    /// The same requests to all nodes in reach; the reply to the last one is the part of the node.
+    /// Requests to every node in reach; the reply to the last one is the part of the node.
     Every { gather: Handle, lane: Lane, reach: FanOutScope, requests: Vec<Vec<u8>>, class: u8 },
 }
 

@@ -22,14 +22,13 @@ use switchyard_resp::translate::{Shape, to_resp2};
 use switchyard_resp::{encode, reply};
 use tracing::{info, warn};
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::output::give;
+use super::downstreams::{Client, Downstreams};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, writes};
 use super::login::guard;
-use super::output::give;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use super::upstreams::Upstreams;

@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 
 use switchyard_resp::{encode, reply};
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::local::{fleet_version, oldest};

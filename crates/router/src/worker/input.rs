@@ -3,19 +3,18 @@
 //! A command is dispatched as soon as its bytes have arrived, and again from its start when its stall has ended, so no
 //! intermediate state is kept.
 
-use rustix::net::RecvFlags;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::debug;
 
 use super::accept::handshake_failed;
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::{ReplyMode, Stall};
+use super::downstreams::Downstreams;
+use super::downstreams::client::{ReplyMode, Stall};
 use super::large::run_repeat;
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
-use super::transport::{self, Received};
+use super::transport::Received;
 use super::turn::Turn;
 use super::wait::go_on_waiting;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
@@ -41,9 +40,8 @@ impl Worker {
             return;
         }
         self.sender.batching.note(client);
-        client.last_used_us = self.cx.turn.now_us();
         let handshaking = client.is_handshaking();
-        let read = transport::receive(&client.fd, &mut client.tls, buffer);
+        let read = client.receive(buffer, self.cx.turn.now_us());
         match read {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
@@ -63,7 +61,7 @@ impl Worker {
             Err(rustix::io::Errno::INTR) => self.cx.down.read_later(handle),
             Err(_) => {
                 if handshaking {
-                    let why = client.tls.as_ref().and_then(|tls| tls.failure());
+                    let why = client.tls_failure();
                     handshake_failed(
                         &self.cx.turn,
                         &mut self.cx.down,
@@ -195,7 +193,7 @@ impl Worker {
                 break;
             }
             if client.unsent() > OUTPUT_HIGH {
-                if !client.writes_first && !self.cx.down.flush_client(&self.cx.turn, handle) {
+                if !client.writes_first() && !self.cx.down.flush_client(&self.cx.turn, handle) {
                     self.cx.down.stall(&self.cx.turn, handle, Stall::Output);
                     break;
                 }
@@ -315,14 +313,7 @@ impl Worker {
 /// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.
 fn discard_input(turn: &Turn, down: &mut Downstreams, handle: Handle, buffer: &mut [u8]) {
     let Some(client) = down.get_mut(handle) else { return };
-    // Below TLS, because the content is ignored.
-    let is_over = match rustix::net::recv(&client.fd, &mut *buffer, RecvFlags::empty()) {
-        // The client may still read pending replies.
-        Ok((_, 0)) => client.in_flight() == 0 && client.unsent() == 0,
-        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-        Err(_) => true,
-    };
-    if is_over {
+    if client.discard_input(buffer) {
         down.close_client(turn, handle);
     }
 }

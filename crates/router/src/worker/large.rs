@@ -18,10 +18,10 @@ use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scanner};
 use tracing::warn;
 
 use super::checkout::{Acquired, acquire, push_exclusive, take_exclusive};
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::{Repeat, Upload};
+use super::downstreams::Downstreams;
+use super::downstreams::client::{Repeat, Stall, Upload};
 use super::hot_copies::{fill_too_large, hold_uploaded};
 use super::keyed::Call;
 use super::login::may_begin;
@@ -32,7 +32,7 @@ use super::turn::Turn;
 use super::upstreams::kind::{Lane, Task};
 use super::upstreams::link::{Again, Pending, Purpose, UPLOAD_HIGH};
 use super::wait::Since;
-use super::{OUTPUT_HIGH, Stall, Worker};
+use super::{OUTPUT_HIGH, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
@@ -315,7 +315,7 @@ pub(super) fn pass_piece(turn: &Turn, down: &mut Downstreams, client: Handle, pi
         return false;
     }
     down.flush_client(turn, client);
-    down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first)
+    down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first())
 }
 
 /// Sends a complete request on an exclusive connection.

@@ -8,9 +8,9 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
-use super::Stall;
 use super::acl::{awaits_users, note_denied, note_refused};
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::keyed::CommandHooks;
 use super::queueing::abort_transaction;
 use super::quotas::part_of;

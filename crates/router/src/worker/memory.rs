@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use tracing::{error, warn};
 
-use super::clients::Downstreams;
+use super::downstreams::Downstreams;
 use super::gather::Gathers;
 use super::log_throttle::LogThrottle;
 use super::tracking::Tracking;

@@ -16,7 +16,6 @@ mod blocking;
 mod changes;
 mod checkout;
 mod client_commands;
-mod clients;
 mod cluster;
 mod colocate;
 mod config_commands;
@@ -25,7 +24,7 @@ mod context;
 mod cross_slot;
 mod dispatch;
 mod double_read;
-mod downstream;
+mod downstreams;
 mod element_scan;
 mod events;
 mod fan_out;
@@ -45,7 +44,6 @@ mod monitor;
 mod multi_local;
 mod multi_step;
 mod outage;
-mod output;
 mod overrides;
 mod pause;
 mod published;
@@ -108,7 +106,8 @@ use crate::worker::transit::tick_moving;
 use crate::worker::upstreams::breaking::publish_slow;
 use batching::pause;
 pub use cross_slot::spans_slots;
-use downstream::{Client, Stall};
+use downstreams::Client;
+use downstreams::client::Stall;
 use gather::Gather;
 pub(crate) use upstreams::kind::Lane;
 use upstreams::unblock::Asker;
@@ -172,7 +171,7 @@ impl Worker {
             hot,
             slowlog::SlowCommands::new(turn.routing().live.slow_us()),
         );
-        let down = clients::Downstreams::new(turn.counters().clone(), door);
+        let down = downstreams::Downstreams::new(turn.counters().clone(), door);
         let up = upstreams::Upstreams::new(zombies, index);
         Ok(Self {
             cx: context::Context { turn, up, down, hooks },
@@ -277,9 +276,7 @@ impl Worker {
         match event.token {
             Token::Client(handle) => {
                 let Some(client) = self.cx.down.get_mut(handle) else { return };
-                client.hangup |= event.hangup;
-                client.writable |= event.writable;
-                if event.writable && client.unsent() > 0 {
+                if client.note_ready(event) {
                     self.cx.down.mark(handle);
                 }
                 if event.readable {
@@ -419,6 +416,7 @@ impl Worker {
     }
 
     fn tick_clients(&mut self) {
+        let now_us = self.cx.turn.now_us();
         let idle_us = self.cx.turn.routing().live.client_idle_timeout.map(|t| t.as_micros() as u64);
         let login_us = self.cx.turn.routing().live.login_timeout.map(|t| t.as_micros() as u64);
         let handshake_us = self.cx.turn.routing().live.handshake_timeout.as_micros() as u64;
@@ -428,13 +426,10 @@ impl Worker {
         );
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.cx.down.iter() {
-            if client.behind_since_us > 0
-                && (client.unsent() <= soft || self.cx.turn.now_us().saturating_sub(client.behind_since_us) > soft_us)
-            {
-                behind.push((handle, client.unsent() > soft));
+            if let Some(still) = client.is_still_behind(soft, soft_us, now_us) {
+                behind.push((handle, still));
             }
-            let stalled = self.cx.turn.now_us().saturating_sub(client.stalled_at_us);
-            let quiet_us = self.cx.turn.now_us().saturating_sub(client.last_used_us);
+            let (stalled, quiet_us) = (client.stalled_us(now_us), client.quiet_us(now_us));
             let overdue = if client.stall == Stall::Blocked {
                 false
             } else if client.held.is_some() {
@@ -473,13 +468,13 @@ impl Worker {
             if still {
                 cut_subscriber(&self.cx.turn, &mut self.cx.down, handle, "push-soft-limit");
             } else if let Some(client) = self.cx.down.get_mut(handle) {
-                client.behind_since_us = 0;
+                client.catches_up();
             }
         }
         for handle in first {
             // Otherwise its large reply and its next commands would wait for each other.
             let held = self.cx.down.get_mut(handle).and_then(|client| {
-                client.writes_first = true;
+                client.set_writes_first(true);
                 client.held
             });
             held.into_iter().for_each(|held| self.cx.up.unpause(held));
@@ -496,7 +491,7 @@ impl Worker {
                 }
                 self.cx.down.close_client(&self.cx.turn, handle);
             } else if let Some(client) = self.cx.down.get_mut(handle) {
-                client.writes_first = client.stall == Stall::Output;
+                client.set_writes_first(client.stall == Stall::Output);
                 self.cx.down.unstall(&self.cx.turn, handle);
             }
         }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;

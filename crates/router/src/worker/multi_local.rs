@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 use switchyard_resp::command::{Handling, Local};
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
+use super::Worker;
 use super::dispatch::Flow;
-use super::downstream::ReplyMode;
+use super::downstreams::Downstreams;
+use super::downstreams::client::{ReplyMode, Stall};
 use super::scan::QueuedScan;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
-use super::{Stall, Worker};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 

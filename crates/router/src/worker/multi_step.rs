@@ -10,9 +10,9 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;

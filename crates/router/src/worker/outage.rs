@@ -19,8 +19,8 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
-use super::downstream::{Client, Stall};
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, Downstreams};
 use super::large::LargeKeys;
 use super::local::parse;
 use super::transit::with_parsed_command;
@@ -56,7 +56,7 @@ pub(super) struct Needs<'a> {
     pub(super) large_keys: &'a LargeKeys,
     pub(super) handle: Handle,
     pub(super) client: &'a Client,
-    /// It is executed by the snapshot of moved keys.
+    /// Whether the snapshot of moved keys executes it.
     pub(super) is_detour: bool,
 }
 

@@ -13,9 +13,9 @@ use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Flags, errors};
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
 use super::colocate::wait_for_colocation;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
 use super::keyed::CommandHooks;
 use super::transit::with_parsed_command;
 use super::turn::Turn;

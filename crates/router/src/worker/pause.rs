@@ -8,9 +8,9 @@ use std::time::Duration;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::local::parse;
 use super::monitor::Monitors;

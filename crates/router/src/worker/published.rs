@@ -16,7 +16,7 @@ use switchyard_resp::command::{Command, Handling};
 use switchyard_resp::request::Args;
 
 use super::double_read::Asks;
-use super::downstream::Client;
+use super::downstreams::Client;
 use super::keyed::{CommandHooks, writes};
 use super::large::LargeKeys;
 use super::transit::Transit;

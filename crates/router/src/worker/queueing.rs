@@ -10,8 +10,8 @@ use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors
 use switchyard_resp::request::Args;
 
 use super::Worker;
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
 use super::keyed::CommandHooks;
 use super::local::{other_database, parse};
 use super::multi_local::{LocalInMulti, When, answered};

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
-use super::clients::Downstreams;
-use super::downstream::Client;
+use super::downstreams::{Client, Downstreams};
 use super::keyed::CommandHooks;
 use super::turn::Turn;
 use crate::limits::{KeySlices, Part};

@@ -7,8 +7,8 @@ use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
 use super::gather::Gathers;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;

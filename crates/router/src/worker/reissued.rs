@@ -23,13 +23,12 @@ use switchyard_resp::request::{Args, Scanner};
 use switchyard_resp::{encode, reply};
 use tracing::debug;
 
-use super::Stall;
 use super::blocking::{unblock, wait_at_node};
 use super::checkout::{Acquired, acquire, push_exclusive};
-use super::clients::{ClientEvent, Downstreams};
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, ClientEvent, Downstreams};
 use super::keyed::{Call, CommandHooks, KeyedCommand};
 use super::transit::place_again;
 use super::turn::Turn;

@@ -10,15 +10,16 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
+use super::Worker;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::gather::Gathers;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 

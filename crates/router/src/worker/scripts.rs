@@ -14,9 +14,9 @@ use switchyard_resp::command::{Command, CommandTable, Flags, Merge};
 use switchyard_resp::request::{Args, Limits, Scanner};
 use switchyard_resp::{encode, reply};
 
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::{Flow, forward};
+use super::downstreams::Downstreams;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::keyed::{Call, CommandHooks, KeyedCommand};

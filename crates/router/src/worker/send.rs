@@ -4,8 +4,6 @@
 //! encrypted there, and sent one connection at a time. So a full or broken socket is handled in one place each, with
 //! the batch and without.
 
-use std::os::fd::AsFd;
-
 use tracing::{info, warn};
 
 use super::Worker;
@@ -62,8 +60,8 @@ impl Worker {
             Some((Token::Link(handle), fd, bytes))
         });
         let clients = self.cx.down.marked().filter_map(|(handle, client)| {
-            let sends = client.tls.is_none() && client.writable && client.unsent() > 0;
-            sends.then(|| (Token::Client(handle), client.fd.as_fd(), &client.out[client.out_sent..]))
+            let (fd, bytes) = client.plain_output()?;
+            Some((Token::Client(handle), fd, bytes))
         });
         // An error is found again, and handled, by the plain send that follows.
         let result = batch.send(links.chain(clients), |token, sent| match sent {

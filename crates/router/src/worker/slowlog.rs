@@ -11,8 +11,8 @@ use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scanner};
 use tracing::info;
 
-use super::clients::Downstreams;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
 use super::gather::Gathers;
 use super::keyed::CommandHooks;
 use super::local::parse;
@@ -217,7 +217,7 @@ pub(super) fn slowlog_details(turn: &Turn, args: &Args<'_>, resp3: bool, out: &m
 /// Time that a command was held before its dispatch.
 fn held_us(down: &Downstreams, pending: Pending) -> u32 {
     let client = down.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
-    client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
+    client.map_or(0, |client| client.held_us(pending.seq))
 }
 
 impl CommandHooks {

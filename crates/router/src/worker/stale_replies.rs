@@ -10,11 +10,10 @@ use switchyard_resp::command::Command;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
-use super::Stall;
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gather, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;

@@ -23,12 +23,13 @@ use switchyard_resp::command::{Command, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+use super::Worker;
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
-use super::clients::{ClientEvent, Downstreams};
 use super::colocate::wait_for_colocation;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstream::Client;
+use super::downstreams::client::Stall;
+use super::downstreams::{Client, ClientEvent, Downstreams};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
 use super::multi_local::LocalInMulti;
 use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
@@ -38,7 +39,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::kind::{Lane, Task};
 use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::{Since, Wait};
-use super::{Stall, Worker};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
@@ -696,7 +696,7 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
 /// for long. Their EXEC will answer nil.
 pub(super) fn reissue_watches(cx: &mut Context, node: NodeId) {
     let now_us = cx.turn.now_us();
-    let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;
+    let is_quiet = |c: &Client| c.in_flight() == 0 && c.quiet_us(now_us) > RECALL_US;
     let quiet: Vec<Handle> = cx
         .up
         .iter()

@@ -22,12 +22,12 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::Stall;
 use super::blocking::wait_at_node;
 use super::checkout::{Acquired, acquire, push_exclusive};
-use super::clients::Downstreams;
 use super::context::Context;
 use super::dispatch::Flow;
+use super::downstreams::Downstreams;
+use super::downstreams::client::Stall;
 use super::keyed::Call;
 use super::local::parse;
 use super::reissued::ReissuedCommands;

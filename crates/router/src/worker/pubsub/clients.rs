@@ -9,7 +9,7 @@ use tracing::warn;
 use super::commands::confirmation;
 use super::{Item, Kind, Subscriber, Topics};
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
+use crate::worker::downstreams::Downstreams;
 use crate::worker::turn::Turn;
 
 /// A message of at least this size is sent to each subscriber before it is copied for the next one: only the part that
@@ -97,17 +97,18 @@ pub(super) fn tidy_subscriber(down: &mut Downstreams, handle: Handle) {
 #[cold]
 pub(in crate::worker) fn release_messages(down: &mut Downstreams, handle: Handle) {
     let Some(client) = down.get_mut(handle) else { return };
-    let (streaming, first) = (client.streaming, client.first_pending());
+    let (streaming, first) = (client.is_streaming(), client.first_pending());
     let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
-    let mut released = false;
+    let mut released: Vec<Vec<u8>> = Vec::new();
     while let Some((_, bytes)) =
         subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0)
     {
         subscriber.held_bytes -= bytes.len();
-        client.out.extend_from_slice(&bytes);
-        released = true;
+        released.push(bytes);
     }
-    if released {
+    let any = !released.is_empty();
+    released.iter().for_each(|bytes| client.push_out(&[bytes]));
+    if any {
         tidy_subscriber(down, handle);
     }
 }
@@ -161,14 +162,9 @@ impl Downstreams {
             }
             return;
         }
-        client.out.extend_from_slice(first);
-        client.out.extend_from_slice(rest);
-        let unsent = client.unsent();
-        if unsent > turn.routing().live.push_soft_limit && client.behind_since_us == 0 {
-            // `tick_clients` checks whether it stays so.
-            client.behind_since_us = turn.now_us().max(1);
-        }
-        let over = unsent > limit;
+        client.push_out(&[first, rest]);
+        client.note_behind(turn.routing().live.push_soft_limit, turn.now_us());
+        let over = client.unsent() > limit;
         self.mark(handle);
         if over || bytes.len() >= AT_ONCE_MIN {
             self.flush_client(turn, handle);

@@ -11,14 +11,15 @@ use super::clients::tidy_subscriber;
 use super::{Item, Kind, Request, Subscriber, Topics};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::worker::clients::Downstreams;
+use crate::worker::Worker;
 use crate::worker::context::Context;
 use crate::worker::dispatch::{Flow, forward};
+use crate::worker::downstreams::Downstreams;
+use crate::worker::downstreams::client::Stall;
 use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
-use crate::worker::{Stall, Worker};
 
 /// Bytes of the names of one client's subscriptions.
 const NAME_BYTES_MAX: usize = 64 << 20;

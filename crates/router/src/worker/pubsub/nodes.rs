@@ -13,7 +13,7 @@ use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
-use crate::worker::clients::Downstreams;
+use crate::worker::downstreams::Downstreams;
 use crate::worker::keyed::CommandHooks;
 use crate::worker::tracking::Tracking;
 use crate::worker::turn::Turn;

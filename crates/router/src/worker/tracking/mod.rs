@@ -29,7 +29,7 @@ use std::collections::{HashMap, VecDeque};
 pub(in crate::worker) use commands::shown_redirect;
 use switchyard_policy::topology::NodeId;
 
-use super::clients::Downstreams;
+use super::downstreams::Downstreams;
 use super::turn::Turn;
 use crate::slab::Handle;
 

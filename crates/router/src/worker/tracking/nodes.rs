@@ -9,8 +9,8 @@ use tracing::warn;
 use super::{Place, Request, Tracking};
 use crate::shared::Message;
 use crate::slab::Handle;
-use crate::worker::Stall;
-use crate::worker::clients::Downstreams;
+use crate::worker::downstreams::Downstreams;
+use crate::worker::downstreams::client::Stall;
 use crate::worker::pubsub::clients::cut_subscriber;
 use crate::worker::pubsub::hopeful_link;
 use crate::worker::turn::Turn;
@@ -139,7 +139,7 @@ impl Tracking {
 /// all.
 fn invalidate(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: Option<&[u8]>) {
     let Some(client) = down.get_mut(handle) else { return };
-    let ordered = client.in_flight() > 0 || client.streaming;
+    let ordered = client.in_flight() > 0 || client.is_streaming();
     let (resp3, last) = (client.resp3, client.last_pending());
     let Some(tracked) = client.tracked.as_deref_mut() else { return };
     let redirects = tracked.options.redirect.is_some();
@@ -177,7 +177,7 @@ fn push_invalidation(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: 
 pub(in crate::worker) fn release_invalidations(turn: &Turn, down: &mut Downstreams, handle: Handle) {
     loop {
         let Some(client) = down.get_mut(handle) else { return };
-        if client.streaming {
+        if client.is_streaming() {
             return;
         }
         let first = client.first_pending();

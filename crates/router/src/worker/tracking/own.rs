@@ -18,7 +18,7 @@ use switchyard_resp::request::Args;
 
 use super::Tracking;
 use crate::slab::Handle;
-use crate::worker::clients::{ClientEvent, Downstreams};
+use crate::worker::downstreams::{ClientEvent, Downstreams};
 use crate::worker::keyed::CommandHooks;
 use crate::worker::turn::Turn;
 

@@ -46,7 +46,7 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
 }
 
 impl Upstreams {
-    /// Handles readiness of a socket. Returns whether the connection is to be read.
+    /// Handles readiness of a socket. Returns whether the connection must be read.
     pub(in crate::worker) fn on_ready(&mut self, turn: &Turn, handle: Handle, event: Ready) -> bool {
         let Ready { readable, writable, hangup, .. } = event;
         let Some(link) = self.get_mut(handle) else { return false };

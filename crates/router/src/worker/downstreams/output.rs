@@ -6,23 +6,30 @@ use rustix::net::RecvFlags;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
-use super::clients::{ClientEvent, Downstreams};
-use super::downstream::{Client, Stall};
-use super::outage::closes;
-use super::pubsub::clients::release_messages;
-use super::tracking::nodes::release_invalidations;
-use super::tracking::own::settle_own_write;
-use super::turn::Turn;
-use super::{OUTPUT_HIGH, QUIET_CAPACITY, transport};
+use super::client::Stall;
+use super::{Client, ClientEvent, Downstreams};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
+use crate::worker::outage::closes;
+use crate::worker::pubsub::clients::release_messages;
+use crate::worker::tracking::nodes::release_invalidations;
+use crate::worker::tracking::own::settle_own_write;
+use crate::worker::turn::Turn;
+use crate::worker::{OUTPUT_HIGH, QUIET_CAPACITY, transport};
 
 /// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
 /// system call that it might share.
 const DIRECT_MIN: usize = 8 << 10;
 
 /// Takes the reply to command `seq` for the client. The part of a large reply that the socket accepts is not copied.
-pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, reply: &[u8], failed: bool, now_us: u64) {
+pub(in crate::worker) fn give(
+    client: &mut Client,
+    counters: &WorkerCounters,
+    seq: u32,
+    reply: &[u8],
+    failed: bool,
+    now_us: u64,
+) {
     let mut reply = reply;
     if reply.len() >= DIRECT_MIN
         && client.takes_directly(seq)
@@ -40,7 +47,7 @@ impl Downstreams {
     /// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for
     /// one of the router.
     #[inline]
-    pub(super) fn deliver_of_node(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
+    pub(in crate::worker) fn deliver_of_node(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
         let Some(client) = self.get_mut(handle) else { return };
         let whole = reply;
         let failed = reply::is_error(whole);
@@ -58,7 +65,7 @@ impl Downstreams {
 
     /// Replies to the command just read with an error about replicas. The connection stays open, because the node itself
     /// may be up.
-    pub(super) fn refuse_read(&mut self, turn: &Turn, handle: Handle, class: u8, text: &str) {
+    pub(in crate::worker) fn refuse_read(&mut self, turn: &Turn, handle: Handle, class: u8, text: &str) {
         let mut reply = Vec::new();
         encode::error(&mut reply, text);
         if self.caught.takes(&reply) {
@@ -71,7 +78,7 @@ impl Downstreams {
     }
 
     /// Replies to the current command of a client.
-    pub(super) fn answer(&mut self, turn: &Turn, handle: Handle, class: u8, reply: &[u8]) {
+    pub(in crate::worker) fn answer(&mut self, turn: &Turn, handle: Handle, class: u8, reply: &[u8]) {
         if self.caught.takes(reply) {
             return;
         }
@@ -83,7 +90,7 @@ impl Downstreams {
 
     /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close
     /// the connection instead.
-    pub(super) fn deliver(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
+    pub(in crate::worker) fn deliver(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
         if reply::is_error(reply) && closes(turn, reply) {
             self.close_after_replies(handle);
             self.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
@@ -92,7 +99,7 @@ impl Downstreams {
     }
 
     #[inline]
-    pub(super) fn after_delivery(&mut self, turn: &Turn, handle: Handle) {
+    pub(in crate::worker) fn after_delivery(&mut self, turn: &Turn, handle: Handle) {
         let Some(client) = self.get_mut(handle) else { return };
         let gated = client.gated;
         let go_on = match client.stall {
@@ -109,7 +116,7 @@ impl Downstreams {
         }
     }
 
-    pub(super) fn flush_clients(&mut self, turn: &Turn) {
+    pub(in crate::worker) fn flush_clients(&mut self, turn: &Turn) {
         let mut marked = self.take_marked();
         for handle in marked.drain(..) {
             self.flush_client(turn, handle);
@@ -118,7 +125,7 @@ impl Downstreams {
     }
 
     /// Sends output as far as the socket accepts it. Returns whether none is left.
-    pub(super) fn flush_client(&mut self, turn: &Turn, handle: Handle) -> bool {
+    pub(in crate::worker) fn flush_client(&mut self, turn: &Turn, handle: Handle) -> bool {
         let Some(client) = self.get_mut(handle) else { return true };
         client.dirty = false;
         let mut broken = false;
@@ -188,7 +195,7 @@ impl Downstreams {
     }
 
     /// Closes the connection after all pending replies have been sent.
-    pub(super) fn close_after_replies(&mut self, handle: Handle) {
+    pub(in crate::worker) fn close_after_replies(&mut self, handle: Handle) {
         if let Some(client) = self.get_mut(handle) {
             client.closing = true;
             client.input = Vec::new();
@@ -199,13 +206,13 @@ impl Downstreams {
 
     /// Closes a client whose blocking command cannot complete. A stopping server closes such connections, which
     /// libraries handle, unlike an error reply. Earlier replies are sent first.
-    pub(super) fn end_as_a_server_would(&mut self, turn: &Turn, handle: Handle, seq: u32) {
+    pub(in crate::worker) fn end_as_a_server_would(&mut self, turn: &Turn, handle: Handle, seq: u32) {
         turn.counters().cut_waiting.add(1);
         self.close_after_replies(handle);
         self.deliver(turn, handle, seq, b"");
     }
 
-    pub(super) fn close_if_done(&mut self, turn: &Turn, handle: Handle) {
+    pub(in crate::worker) fn close_if_done(&mut self, turn: &Turn, handle: Handle) {
         let Some(client) = self.get(handle) else { return };
         if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
             return;
@@ -228,7 +235,7 @@ impl Downstreams {
         self.close_client(turn, handle);
     }
 
-    pub(super) fn close_client(&mut self, turn: &Turn, handle: Handle) {
+    pub(in crate::worker) fn close_client(&mut self, turn: &Turn, handle: Handle) {
         let Some(mut client) = self.remove(handle) else { return };
         if let Some(tls) = &mut client.tls {
             tls.notify_close(&client.fd);

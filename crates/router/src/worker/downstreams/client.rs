@@ -4,33 +4,31 @@
 //! clients with this stall. A stalled client is not read, so its waiting data is bounded by its socket.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::net::RecvFlags;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
-use switchyard_resp::request::{Follower, Scanner};
+use switchyard_resp::request::Follower;
 
-use super::colocate::ColocateWait;
-use super::login::Verdict;
-use super::pubsub::{Kind, Subscriber};
-use super::quiesce::QuiesceWait;
-use super::reissued::Waiting;
-use super::tracking::{Tracked, shown_redirect};
-use super::transactions::Session;
-use super::transit::Moving;
-use super::transport::Tls;
-use super::upstreams::kind::Lane;
-use super::wait::Written;
-use crate::limits::ClientQuota;
+use super::Client;
 use crate::metrics::WorkerCounters;
+use crate::poll::{Poll, Ready, Token};
 use crate::reigns::bit_of;
 use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::users::User;
+use crate::worker::pubsub::{Kind, Subscriber};
+use crate::worker::tracking::{Tracked, shown_redirect};
+use crate::worker::transport;
+use crate::worker::transport::{Received, Tls};
+use crate::worker::upstreams::kind::Lane;
+use crate::worker::wait::Written;
 
 /// Maximum expected bytes of pending replies per client.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;
@@ -41,7 +39,7 @@ const REPLY_MEAN_FIRST: usize = 64 << 10;
 
 /// A pending reply, not received or parked behind earlier replies.
 #[derive(Clone, Copy, Debug)]
-struct PendingReply {
+pub(in crate::worker) struct PendingReply {
     /// Time at which the command was read, in microseconds of the worker's clock.
     at_us: u32,
     /// Start in the parking buffer, which may exceed 4 GiB. With a length of 0 the reply has not been received (no
@@ -66,7 +64,7 @@ impl PendingReply {
 
 /// Reason why no further command of a client is processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stall {
+pub(in crate::worker) enum Stall {
     /// Not stalled.
     None,
     /// The next command needs another lane: wait until the commands in flight are answered.
@@ -103,7 +101,8 @@ pub(super) enum Stall {
 
 impl Stall {
     /// Stalls that one event ends for many clients, and that are therefore listed.
-    pub(super) const LISTED: [Stall; 5] = [Stall::Keys, Stall::Colocation, Stall::Quiet, Stall::Turn, Stall::Outage];
+    pub(in crate::worker) const LISTED: [Stall; 5] =
+        [Stall::Keys, Stall::Colocation, Stall::Quiet, Stall::Turn, Stall::Outage];
 
     /// Index in `LISTED`.
     pub(super) fn list(self) -> Option<usize> {
@@ -113,30 +112,30 @@ impl Stall {
 
 /// A large request being streamed from the client to a node.
 #[derive(Debug)]
-pub(super) struct Upload {
+pub(in crate::worker) struct Upload {
     /// `None` after the connection to the node is lost: the rest of the request is discarded.
-    pub(super) link: Option<Handle>,
-    pub(super) follower: Follower,
+    pub(in crate::worker) link: Option<Handle>,
+    pub(in crate::worker) follower: Follower,
     /// Whether Redis classifies the command as possibly writing.
-    pub(super) writes: bool,
+    pub(in crate::worker) writes: bool,
     /// Hashes of keys that it may write. Their gates are raised again when the upload is complete.
-    pub(super) keys: Box<[u64]>,
+    pub(in crate::worker) keys: Box<[u64]>,
 }
 
 /// A read to repeat on a connection for large values.
 #[derive(Debug)]
-pub(super) struct Repeat {
-    pub(super) node: NodeId,
+pub(in crate::worker) struct Repeat {
+    pub(in crate::worker) node: NodeId,
     /// Low bits of the epoch in which the node was chosen.
-    pub(super) epoch: u32,
-    pub(super) seq: u32,
-    pub(super) class: u8,
-    pub(super) request: Vec<u8>,
+    pub(in crate::worker) epoch: u32,
+    pub(in crate::worker) seq: u32,
+    pub(in crate::worker) class: u8,
+    pub(in crate::worker) request: Vec<u8>,
 }
 
 /// State of CLIENT REPLY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReplyMode {
+pub(in crate::worker) enum ReplyMode {
     On,
     Off,
     SkipNext,
@@ -144,131 +143,23 @@ pub(super) enum ReplyMode {
 
 /// Fields that are not used on the fast path.
 #[derive(Debug)]
-pub(super) struct Details {
-    pub(super) id: u64,
-    pub(super) peer: Option<SocketAddr>,
-    pub(super) local: Option<SocketAddr>,
+pub(in crate::worker) struct Details {
+    pub(in crate::worker) id: u64,
+    pub(in crate::worker) peer: Option<SocketAddr>,
+    pub(in crate::worker) local: Option<SocketAddr>,
     /// Path of the Unix socket of its listener.
-    pub(super) unix: Option<PathBuf>,
-    pub(super) name: String,
-    pub(super) lib_name: String,
-    pub(super) lib_ver: String,
-    pub(super) created_us: u64,
+    pub(in crate::worker) unix: Option<PathBuf>,
+    pub(in crate::worker) name: String,
+    pub(in crate::worker) lib_name: String,
+    pub(in crate::worker) lib_ver: String,
+    pub(in crate::worker) created_us: u64,
     /// Start of the time limit for the login, if one is required.
-    pub(super) stranger_since_us: u64,
-    pub(super) no_evict: bool,
-}
-
-#[derive(Debug)]
-pub(super) struct Client {
-    pub(super) fd: OwnedFd,
-    pub(super) tls: Option<Box<Tls>>,
-    pub(super) resp3: bool,
-    pub(super) authenticated: bool,
-    /// Current user. The default user before a login.
-    pub(super) user: Arc<User>,
-    /// Reasons to check its commands, as bits of `login::guard`. 0: none.
-    pub(super) guard: u8,
-    pub(super) verdict: Option<Box<Verdict>>,
-    pub(super) listener: Arc<ListenerSettings>,
-    /// Usage of limits of its listener and its user, if they have limits.
-    pub(super) listener_share: Option<Box<ClientQuota>>,
-    pub(super) user_share: Option<Box<ClientQuota>>,
-    /// Bytes of commands charged since the client last had no pending reply.
-    pub(super) charged: usize,
-    pub(super) reply_mode: ReplyMode,
-    pub(super) database: u32,
-    /// Reads do not count as accesses (CLIENT NO-TOUCH).
-    pub(super) no_touch: bool,
-    /// Read policy.
-    pub(super) reads: Reads,
-    /// Time since which queued messages exceed `push_soft_limit`. 0: they do not.
-    pub(super) behind_since_us: u64,
-    /// Received bytes, unparsed from `input_at` on.
-    pub(super) input: Vec<u8>,
-    pub(super) input_at: usize,
-    /// State of the scan of an incomplete command with many arguments.
-    pub(super) scanner: Option<Box<Scanner>>,
-    pub(super) upload: Option<Box<Upload>>,
-    /// A large request must be complete before it can be split or routed.
-    pub(super) buffer_large: bool,
-    pub(super) out: Vec<u8>,
-    pub(super) out_sent: usize,
-    pending: VecDeque<PendingReply>,
-    /// Running mean of reply sizes, bytes.
-    reply_mean: usize,
-    /// Nodes with commands in flight, as bits by number modulo 64. All bits: unknown. Only valid with commands in
-    /// flight.
-    under_way_at: u64,
-    /// Number of the command whose reply is at the front of `pending`.
-    first: u32,
-    parked: Vec<u8>,
-    parked_count: u32,
-    /// Lane of the commands in flight.
-    pub(super) lane: Lane,
-    pub(super) stall: Stall,
-    /// Membership in the lists of `Clients::stalled`, one bit each.
-    pub(super) listed: u8,
-    pub(super) stalled_at_us: u64,
-    /// Last stalled command and the duration of its stall in microseconds, for the slow log.
-    pub(super) waited: (u32, u32),
-    /// Exclusive connection held for the current command, or kept for the next one.
-    pub(super) held: Option<Handle>,
-    /// Between MULTI and EXEC.
-    pub(super) in_multi: bool,
-    /// Writes covered by WAIT.
-    pub(super) written: Written,
-    /// State of transactions and WAIT. Created on first use.
-    pub(super) session: Option<Box<Session>>,
-    /// Part of a large reply has been sent: the rest must follow.
-    pub(super) streaming: bool,
-    /// A read with a large reply, to repeat on a connection for large values.
-    pub(super) repeat: Option<Box<Repeat>>,
-    /// The command has waited for a fill. Without a copy now, the node answers.
-    pub(super) has_waited_for_fill: bool,
-    /// The stalled command was already counted against limits.
-    pub(super) was_counted: bool,
-    /// Wait of its command for keys that are being moved.
-    pub(super) moving: Option<Box<Moving>>,
-    /// Wait of its command for keys to return to their slot owner.
-    pub(super) colocate_wait: Option<Box<ColocateWait>>,
-    /// A command that is blocked at a node, and may have to be reissued at a different one.
-    pub(super) waiting: Option<Box<Waiting>>,
-    /// Wait of its command for quiesced movers.
-    pub(super) quieting: Option<Box<QuiesceWait>>,
-    /// Error after a wait for an exclusive connection.
-    pub(super) refusal: Option<Box<str>>,
-    /// The socket may be readable.
-    pub(super) readable: bool,
-    /// The client has closed its side; the end must still be read.
-    pub(super) hangup: bool,
-    /// The socket is writable.
-    pub(super) writable: bool,
-    /// Whether it is in the list of clients to flush.
-    pub(super) dirty: bool,
-    /// The client will send nothing more. Close after all pending replies are sent.
-    pub(super) half_closed: bool,
-    /// Close after `out` is sent. Ignore further input.
-    pub(super) closing: bool,
-    /// The client writes its whole pipeline before it reads. It is not stalled for unread output, only disconnected at
-    /// its limit.
-    pub(super) writes_first: bool,
-    pub(super) waited_for_learning: bool,
-    pub(super) active_ms: u32,
-    pub(super) last_command: u16,
-    pub(super) last_used_us: u64,
-    /// Time of the last command that may change state at a node.
-    pub(super) wrote_us: u64,
-    /// In a state that restricts commands. Checked once per command.
-    pub(super) gated: bool,
-    pub(super) pubsub: Option<Box<Subscriber>>,
-    pub(super) monitor: bool,
-    pub(super) tracked: Option<Box<Tracked>>,
-    pub(super) details: Box<Details>,
+    pub(in crate::worker) stranger_since_us: u64,
+    pub(in crate::worker) no_evict: bool,
 }
 
 impl Client {
-    pub(super) fn new(
+    pub(in crate::worker) fn new(
         fd: OwnedFd,
         tls: Option<Box<Tls>>,
         user: Arc<User>,
@@ -283,7 +174,7 @@ impl Client {
             resp3: false,
             authenticated: false,
             user,
-            guard: super::login::guard::STRANGER,
+            guard: crate::worker::login::guard::STRANGER,
             verdict: None,
             listener,
             no_touch: false,
@@ -348,53 +239,150 @@ impl Client {
     /// Returns the read policy if replicas may reply to reads. A client that watches keys reads from the primary: the
     /// data of a replica may be older than the WATCH, and EXEC would succeed although the client has not seen the value
     /// that it replaces. And a replica may still return values that a tracking client has invalidated.
-    pub(super) fn replica_policy(&self) -> Option<Reads> {
+    pub(in crate::worker) fn replica_policy(&self) -> Option<Reads> {
         Some(self.reads).filter(|reads| *reads != Reads::Primary && self.tracked.is_none() && !self.watches())
+    }
+
+    /// Registers its socket.
+    pub(in crate::worker) fn register(&self, poll: &Poll, handle: Handle) -> io::Result<()> {
+        poll.add(&self.fd, Token::Client(handle))
+    }
+
+    /// Records readiness of the socket. Returns whether it takes waiting output.
+    #[inline]
+    pub(in crate::worker) fn note_ready(&mut self, event: Ready) -> bool {
+        self.hangup |= event.hangup;
+        self.writable |= event.writable;
+        event.writable && self.unsent() > 0
+    }
+
+    /// Reads once.
+    #[inline]
+    pub(in crate::worker) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Result<Received, rustix::io::Errno> {
+        self.last_used_us = now_us;
+        transport::receive(&self.fd, &mut self.tls, buffer)
+    }
+
+    /// Reads and discards input. Returns whether the connection has ended.
+    pub(in crate::worker) fn discard_input(&mut self, buffer: &mut [u8]) -> bool {
+        // Below TLS, because the content is ignored.
+        match rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()) {
+            // The client may still read pending replies.
+            Ok((_, 0)) => self.in_flight() == 0 && self.unsent() == 0,
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Reason of a failed TLS handshake.
+    pub(in crate::worker) fn tls_failure(&self) -> Option<String> {
+        self.tls.as_ref().and_then(|tls| tls.failure())
+    }
+
+    /// Returns its output and socket if the socket is writable, without TLS.
+    #[inline]
+    pub(in crate::worker) fn plain_output(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
+        let sends = self.tls.is_none() && self.writable && self.unsent() > 0;
+        sends.then(|| (self.fd.as_fd(), &self.out[self.out_sent..]))
+    }
+
+    /// Appends something that is no reply.
+    pub(in crate::worker) fn push_out(&mut self, parts: &[&[u8]]) {
+        parts.iter().for_each(|part| self.out.extend_from_slice(part));
+    }
+
+    /// Part of a large reply has been sent: the rest must follow.
+    pub(in crate::worker) fn is_streaming(&self) -> bool {
+        self.streaming
+    }
+
+    /// Whether it writes its whole pipeline before it reads.
+    pub(in crate::worker) fn writes_first(&self) -> bool {
+        self.writes_first
+    }
+
+    pub(in crate::worker) fn set_writes_first(&mut self, writes_first: bool) {
+        self.writes_first = writes_first;
+    }
+
+    /// Records since when more than `soft` bytes of messages are unread.
+    pub(in crate::worker) fn note_behind(&mut self, soft: usize, now_us: u64) {
+        if self.unsent() > soft && self.behind_since_us == 0 {
+            self.behind_since_us = now_us.max(1);
+        }
+    }
+
+    /// Whether more than `soft` bytes of messages are still unread after `soft_us`. `None`: this time has not passed, or
+    /// the client was not behind.
+    pub(in crate::worker) fn is_still_behind(&self, soft: usize, soft_us: u64, now_us: u64) -> Option<bool> {
+        let is_more = self.unsent() > soft;
+        let is_long = now_us.saturating_sub(self.behind_since_us) > soft_us;
+        (self.behind_since_us > 0 && (!is_more || is_long)).then_some(is_more)
+    }
+
+    /// Records that the client has read its messages.
+    pub(in crate::worker) fn catches_up(&mut self) {
+        self.behind_since_us = 0;
+    }
+
+    /// Time since the beginning of its stall, or since it last read output, us.
+    pub(in crate::worker) fn stalled_us(&self, now_us: u64) -> u64 {
+        now_us.saturating_sub(self.stalled_at_us)
+    }
+
+    /// Time since its last traffic, us.
+    pub(in crate::worker) fn quiet_us(&self, now_us: u64) -> u64 {
+        now_us.saturating_sub(self.last_used_us)
+    }
+
+    /// Time that the command `seq` was stalled before it was sent, us.
+    pub(in crate::worker) fn held_us(&self, seq: u32) -> u32 {
+        if self.waited.0 == seq { self.waited.1 } else { 0 }
     }
 
     /// Number of pending replies.
     #[inline]
-    pub(super) fn in_flight(&self) -> usize {
+    pub(in crate::worker) fn in_flight(&self) -> usize {
         self.pending.len()
     }
 
     /// Whether another command may be sent before pending replies arrive. Limits the number of commands and the
     /// expected bytes of their replies, because a started reply must be received even if the client has gone.
     #[inline]
-    pub(super) fn has_room(&self, commands_max: usize) -> bool {
+    pub(in crate::worker) fn has_room(&self, commands_max: usize) -> bool {
         self.in_flight() < commands_max && self.in_flight() * self.reply_mean < EXPECTED_BYTES_MAX
     }
 
     /// Whether `seq` is the last command read.
-    pub(super) fn is_last(&self, seq: u32) -> bool {
+    pub(in crate::worker) fn is_last(&self, seq: u32) -> bool {
         seq == self.first.wrapping_add(self.pending.len() as u32).wrapping_sub(1)
     }
 
     /// Whether `seq` is the command whose reply is sent next.
-    pub(super) fn is_first(&self, seq: u32) -> bool {
+    pub(in crate::worker) fn is_first(&self, seq: u32) -> bool {
         seq == self.first && !self.pending.is_empty()
     }
 
     /// Number of the next command to be read.
-    pub(super) fn next_seq(&self) -> u32 {
+    pub(in crate::worker) fn next_seq(&self) -> u32 {
         self.first.wrapping_add(self.pending.len() as u32)
     }
 
     /// Bytes waiting for the socket. Unwritten TLS records count as one byte, because rustls does not report their
     /// size.
     #[inline]
-    pub(super) fn unsent(&self) -> usize {
+    pub(in crate::worker) fn unsent(&self) -> usize {
         self.out.len() - self.out_sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
     /// Whether the TLS handshake is incomplete.
-    pub(super) fn is_handshaking(&self) -> bool {
+    pub(in crate::worker) fn is_handshaking(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.is_handshaking())
     }
 
     /// Records that the socket has accepted `count` bytes of `out`.
     #[inline]
-    pub(super) fn note_sent(&mut self, count: usize, now_us: u64) {
+    pub(in crate::worker) fn note_sent(&mut self, count: usize, now_us: u64) {
         self.out_sent += count;
         self.last_used_us = now_us;
         self.stalled_at_us = now_us;
@@ -405,12 +393,12 @@ impl Client {
     }
 
     /// Bytes of output held in memory: unsent, and parked behind pending replies.
-    pub(super) fn output_bytes(&self) -> usize {
+    pub(in crate::worker) fn output_bytes(&self) -> usize {
         self.unsent() + self.parked.len()
     }
 
     /// Memory of the client in bytes, without its commands at connections and gathers.
-    pub(super) fn memory(&self) -> usize {
+    pub(in crate::worker) fn memory(&self) -> usize {
         size_of::<Self>()
             + size_of::<Details>()
             + self.input.capacity()
@@ -427,7 +415,7 @@ impl Client {
 
     /// Adds a pending reply for the current command, and returns its number.
     #[inline]
-    pub(super) fn owe(&mut self, now_us: u64, class: u8) -> u32 {
+    pub(in crate::worker) fn owe(&mut self, now_us: u64, class: u8) -> u32 {
         let muted = self.reply_mode != ReplyMode::On;
         if self.reply_mode == ReplyMode::SkipNext {
             self.reply_mode = ReplyMode::On;
@@ -442,7 +430,7 @@ impl Client {
 
     /// Adds a pending reply for a command to this node, or (`None`) to none.
     #[inline]
-    pub(super) fn owe_at(&mut self, node: Option<NodeId>, now_us: u64, class: u8) -> u32 {
+    pub(in crate::worker) fn owe_at(&mut self, node: Option<NodeId>, now_us: u64, class: u8) -> u32 {
         let before = if self.in_flight() == 0 { 0 } else { self.under_way_at };
         let seq = self.owe(now_us, class);
         self.under_way_at = before | node.map_or(0, bit_of);
@@ -452,12 +440,12 @@ impl Client {
     /// Whether a command of the client may be in flight at the node. A later command on the same path is executed after
     /// it.
     #[inline]
-    pub(super) fn is_under_way_at(&self, node: NodeId) -> bool {
+    pub(in crate::worker) fn is_under_way_at(&self, node: NodeId) -> bool {
         self.in_flight() > 0 && self.under_way_at & bit_of(node) != 0
     }
 
     /// Adds a pending reply that is sent although replies are off: subscription confirmations count as messages.
-    pub(super) fn owe_push(&mut self, now_us: u64, class: u8) -> u32 {
+    pub(in crate::worker) fn owe_push(&mut self, now_us: u64, class: u8) -> u32 {
         let seq = self.owe(now_us, class);
         if let Some(owed) = self.pending.back_mut() {
             owed.muted = false;
@@ -467,38 +455,38 @@ impl Client {
 
     /// Whether a command with a pending reply must be sent again. Later commands must wait for it, also between the end
     /// of its stall and its turn.
-    pub(super) fn has_yet_to_send(&self) -> bool {
+    pub(in crate::worker) fn has_yet_to_send(&self) -> bool {
         self.repeat.is_some() || self.is_reissued()
     }
 
     /// Whether the client is stalled with more input, and does not read the large reply on its exclusive connection.
-    pub(super) fn writes_before_it_reads(&self) -> bool {
+    pub(in crate::worker) fn writes_before_it_reads(&self) -> bool {
         let has_more = self.readable || self.input_at < self.input.len();
         self.held.is_some() && self.stall != Stall::None && has_more && self.unsent() > 0 && !self.writes_first
     }
 
     /// Number of the command to be answered next.
-    pub(super) fn first_pending(&self) -> u32 {
+    pub(in crate::worker) fn first_pending(&self) -> u32 {
         self.first
     }
 
     /// Number of the last command read.
-    pub(super) fn last_pending(&self) -> u32 {
+    pub(in crate::worker) fn last_pending(&self) -> u32 {
         self.first.wrapping_add(self.pending.len() as u32).wrapping_sub(1)
     }
 
     /// Call it after a change of the fields below.
-    pub(super) fn update_gate(&mut self) {
+    pub(in crate::worker) fn update_gate(&mut self) {
         self.gated = self.pubsub.is_some() || self.monitor || self.tracked.is_some();
     }
 
     /// Number of subscribed channels and patterns.
-    pub(super) fn subscribed(&self) -> usize {
+    pub(in crate::worker) fn subscribed(&self) -> usize {
         self.pubsub.as_deref().map_or(0, Subscriber::total)
     }
 
     /// Returns the command whose reply must precede a message that arrives now.
-    pub(super) fn holds_messages(&self) -> Option<u32> {
+    pub(in crate::worker) fn holds_messages(&self) -> Option<u32> {
         match self.pubsub.as_deref() {
             Some(subscriber) => subscriber.holds(self.first, self.streaming),
             None => self.streaming.then_some(self.first),
@@ -579,7 +567,7 @@ impl Client {
     }
 
     /// Starts to stream the first pending reply, which is too large to collect. `failed`: it is an error.
-    pub(super) fn begin_stream(&mut self, failed: bool) {
+    pub(in crate::worker) fn begin_stream(&mut self, failed: bool) {
         self.streaming = true;
         if let Some(owed) = self.pending.front_mut() {
             owed.failed = failed;
@@ -587,14 +575,14 @@ impl Client {
     }
 
     /// Appends a piece of the streamed reply.
-    pub(super) fn stream(&mut self, piece: &[u8]) {
+    pub(in crate::worker) fn stream(&mut self, piece: &[u8]) {
         if self.pending.front().is_some_and(|o| !o.muted) {
             self.out.extend_from_slice(piece);
         }
     }
 
     /// Completes the streamed reply.
-    pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
+    pub(in crate::worker) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
         self.complete(self.first, b"", false, now_us, counters);
     }
@@ -607,12 +595,12 @@ impl Client {
     }
 
     /// Whether a command on `lane` is possible with the commands in flight.
-    pub(super) fn can_take(&self, lane: Lane) -> bool {
+    pub(in crate::worker) fn can_take(&self, lane: Lane) -> bool {
         self.lane == lane || self.in_flight() == 0
     }
 
     /// Switches to `lane` if possible. Returns whether the client is on it.
-    pub(super) fn may_take(&mut self, lane: Lane) -> bool {
+    pub(in crate::worker) fn may_take(&mut self, lane: Lane) -> bool {
         if self.lane != lane {
             if self.in_flight() > 0 {
                 return false;
@@ -647,7 +635,7 @@ impl Client {
     }
 
     /// Returns the client's line in CLIENT LIST. `dirty`: watched keys have changed, or may have.
-    pub(super) fn describe(&self, now_us: u64, last_command: &str, dirty: bool) -> String {
+    pub(in crate::worker) fn describe(&self, now_us: u64, last_command: &str, dirty: bool) -> String {
         let d = &self.details;
         let multi = self.session.as_ref().map(|s| &s.multi).filter(|_| self.in_multi);
         let addr = |a: Option<SocketAddr>| match (a, &d.unix) {
