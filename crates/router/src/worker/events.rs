@@ -143,7 +143,7 @@ impl Worker {
                 }
             }
             Event::PubsubUp { link, node } => {
-                self.tracking.link_up(&self.cx.turn, &mut self.cx.up, link, node);
+                self.tracking.link_up(&self.cx.turn, &mut self.cx.up, &mut self.cx.down, link, node);
                 self.pubsub.link_up(&self.cx.turn, &mut self.cx.up, link, node);
             }
             Event::PubsubFailed { node } => {

@@ -90,10 +90,18 @@ impl Tracking {
 
     // ---- the connections ----
 
-    pub(in crate::worker) fn link_up(&mut self, turn: &Turn, up: &mut Upstreams, link: Handle, node: NodeId) {
+    pub(in crate::worker) fn link_up(
+        &mut self,
+        turn: &Turn,
+        up: &mut Upstreams,
+        down: &mut Downstreams,
+        link: Handle,
+        node: NodeId,
+    ) {
         if self.is_on() && self.places.iter().any(|(n, _)| *n == node) {
             self.set_tracking_place(node, Place::Requested);
             self.send_tracking(turn, up, link, node);
+            self.settle_tracking(turn, down);
         }
     }
 
