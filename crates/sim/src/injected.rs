@@ -234,7 +234,7 @@ impl Planted {
         Self::Machine(MachineBug::LegOvertaken),
         Self::Machine(MachineBug::GivenUpStays),
         Self::Machine(MachineBug::CommittedAtTheOther),
-        Self::Machine(MachineBug::ExceptionPurged),
+        Self::Machine(MachineBug::OverridePurged),
         Self::Machine(MachineBug::PurgedBeyondScope),
         Self::Machine(MachineBug::WalkedWhileAway),
         Self::Machine(MachineBug::OneKeyIsEnough),
@@ -249,7 +249,7 @@ impl Planted {
         match self {
             Self::Machine(bug) => Some(bug),
             // Workers and the mover must agree on which keys move.
-            Self::Around(Bug::OverrideTaken) => Some(MachineBug::ExceptionTaken),
+            Self::Around(Bug::OverrideTaken) => Some(MachineBug::OverrideTaken),
             Self::Around(_) => None,
         }
     }
