@@ -8,10 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::hot_copies::WriteOutcome;
-use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::tracker::{State, Tracker};
 use switchyard_policy::migration::{
-    Committed, Fingerprint, Key, KeyLookup, Legs, Waits, Wanted, is_late, moved, observed,
+    Committed, Decision, Fingerprint, Key, KeyLookup, Legs, Waits, Wanted, is_late, moved, observed,
 };
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, crc16_slot};
@@ -205,19 +204,6 @@ impl Worker {
         self.links[node].queue.push(op);
     }
 
-    /// Checks which of these keys are not available yet.
-    fn look<'k>(
-        &self,
-        keys: impl Iterator<Item = &'k [u8]>,
-        writes: bool,
-        undeclared: bool,
-        planted: Option<Planted>,
-    ) -> KeyLookup<Known> {
-        let mut look = look(planted);
-        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, writes, || undeclared));
-        look
-    }
-
     /// Returns the node for a command whose keys are all available. `None` if the keys are on different nodes, or
     /// undeclared keys may be.
     fn place<'k>(
@@ -278,35 +264,41 @@ impl World {
         let (writes, undeclared) = (!command.op.is_read(), command.op.uses_undeclared());
         let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
         let names = names.iter().map(|name| &name[..]);
+        let (missed, is_get) = (command.missed, matches!(command.op, Op::Get(_)));
         let is_moving = loop {
-            let look = self.workers[ix].look(names.clone(), writes, undeclared, self.planted);
-            if let Some(way) = look.way()
-                && let Some(at) = self.published_way(op, way, &look)
-            {
-                if at.is_empty() {
-                    break way != Way::Source;
+            let worker = &self.workers[ix];
+            let may_ask = is_get && !missed && !worker.waiting.contains_key(&op);
+            let View { topology, legs, .. } = &*worker.view;
+            let mut look = look(self.planted);
+            names.clone().for_each(|name| look.key(topology, legs, name, writes, || undeclared));
+            match look.decide(topology, legs, false, || may_ask) {
+                Decision::Settled => break false,
+                Decision::Moved | Decision::Split(_) => break true,
+                Decision::Ask(nodes) => {
+                    let conns: Option<Vec<u32>> =
+                        nodes.iter().map(|node| Some(self.live_link(ix, node.index())?.0)).collect();
+                    return match conns {
+                        Some(conns) => self.double_read(ix, op, conns, true),
+                        None => {
+                            nodes.into_iter().for_each(|node| self.dial(ix, node.index()));
+                            self.after(300, Ev::Dispatch { op });
+                        }
+                    };
                 }
-                let conns: Option<Vec<u32>> = at.iter().map(|node| Some(self.live_link(ix, node.index())?.0)).collect();
-                return match conns {
-                    Some(conns) => self.double_read(ix, op, conns, true),
-                    None => {
-                        at.into_iter().for_each(|node| self.dial(ix, node.index()));
-                        self.after(300, Ev::Dispatch { op });
+                Decision::DoubleRead(nodes, read) => {
+                    let met = nodes.into_iter().zip([&read.source, &read.target]);
+                    if let Some(conns) = met.map(|(node, process)| self.conn_to(ix, node, process)).collect() {
+                        // More often than in the router, for coverage.
+                        if read.fetches_one_in > 0
+                            && self.random.chance(300)
+                            && let Some((of, key)) = look.fetched()
+                        {
+                            self.after(5, Ev::Wanted { of, keys: vec![key] });
+                        }
+                        return self.double_read(ix, op, conns, false);
                     }
-                };
-            }
-            if look.is_over() {
-                break look.is_moving();
-            }
-            if let Some(conns) = self.may_double_read(op, &look) {
-                let read = look.double_read(&self.workers[ix].view.topology).map(|(_, read)| read);
-                // More often than in the router, for coverage.
-                if read.is_some_and(|read| read.fetches_one_in > 0 && self.random.chance(300))
-                    && let Some((of, key)) = look.fetched()
-                {
-                    self.after(5, Ev::Wanted { of, keys: vec![key] });
                 }
-                return self.double_read(ix, op, conns.to_vec(), false);
+                Decision::Wait => {}
             }
             let worker = &mut self.workers[ix];
             if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
@@ -342,31 +334,10 @@ impl World {
         self.choose(ix, op, node);
     }
 
-    /// Returns the connections to source and target for a read of a moving key that need not wait.
-    fn may_double_read(&self, op: u64, look: &KeyLookup<Known>) -> Option<[u32; 2]> {
-        let command = self.ops.get(&op).filter(|command| matches!(command.op, Op::Get(_)) && !command.missed)?;
-        let (ix, worker) = (command.worker, &self.workers[command.worker]);
-        let (nodes, processes) = look.double_read(&worker.view.topology)?;
-        let conn_to = |node: NodeId, met: &str| {
-            let (conn, process) = self.live_link(ix, node.index())?;
-            (process.to_string() == met || self.bug(Bug::DoubleReadOfAnyProcess)).then_some(conn)
-        };
-        (!worker.waiting.contains_key(&op))
-            .then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
-    }
-
-    /// Returns the nodes of a read under a published protocol, or an empty list if the command goes to one node as
-    /// usual. `None` if it waits.
-    fn published_way(&self, op: u64, way: Way, look: &KeyLookup<Known>) -> Option<Vec<NodeId>> {
-        let command = self.ops.get(&op)?;
-        let (worker, reads) = (&self.workers[command.worker], matches!(command.op, Op::Get(_)));
-        let nodes = look.published_nodes(&worker.view.topology)?;
-        match way {
-            Way::Both if reads => Some(nodes.to_vec()),
-            Way::Pull if reads && command.missed => None,
-            Way::Pull if reads => Some(vec![nodes[1]]),
-            _ => Some(Vec::new()),
-        }
+    /// Returns the connection to a node for a double read, if the leg has met its process.
+    fn conn_to(&self, ix: usize, node: NodeId, met: &str) -> Option<u32> {
+        let (conn, process) = self.live_link(ix, node.index())?;
+        (process.to_string() == met || self.bug(Bug::DoubleReadOfAnyProcess)).then_some(conn)
     }
 
     fn double_read(&mut self, ix: usize, op: u64, conns: Vec<u32>, as_published: bool) {

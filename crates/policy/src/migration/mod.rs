@@ -63,7 +63,7 @@ pub use pace::Pacer;
 pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
-pub use view::{Committed, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
+pub use view::{Committed, Decision, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
 /// A key's name, which is the unit of a move and stands for all databases. Commands that touch several databases
 /// (`MOVE`, `COPY ... DB`) therefore need no special case.

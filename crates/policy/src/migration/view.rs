@@ -3,7 +3,8 @@
 //!
 //! - **Destination**: [`LegView::place`] for a key. [`moved`] returns the topology for commands whose keys are all
 //!   committed, so later code need not know of moves.
-//! - **Wait**: [`KeyLookup`] finds the missing keys of a command, and [`Waits`] holds it until they are committed.
+//! - **Decision**: [`KeyLookup`] finds the missing keys of a command, and returns its [`Decision`].
+//! - **Wait**: [`Waits`] holds a command until its missing keys are committed.
 //! - **Messages**: [`Waits::begin`] returns the requests to movers, each once. [`observed`] finds the move to notify of
 //!   a write while keys are being listed.
 //!
@@ -292,6 +293,24 @@ impl<C: Committed> Wait<C> {
     }
 }
 
+/// Decision about a command while slots are in transit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Execute it by the current topology: none of its keys moves, or all are at the source.
+    Settled,
+    /// Execute it by the topology of [`moved`].
+    Moved,
+    /// Split it by this topology, in which only its own keys at a target are handed over. Used only by published
+    /// protocols.
+    Split(Arc<Topology>),
+    /// Send it to the target, or to source and target: a read of one key, by a published protocol.
+    Ask(Vec<NodeId>),
+    /// Send it to source and target if these processes are connected, otherwise wait: a read of one key.
+    DoubleRead([NodeId; 2], Arc<DoubleRead>),
+    /// Wait for its keys, with [`Waits::begin`].
+    Wait,
+}
+
 /// Result of checking a command's keys.
 #[derive(Debug)]
 pub struct KeyLookup<C> {
@@ -378,18 +397,45 @@ impl<C: Committed> KeyLookup<C> {
         }
     }
 
-    /// Whether the command has keys in moving slots.
+    /// Decides about the command with the checked keys. `topology` and `legs`: those of the checks. `splits`: the
+    /// command can be split by key. `may_ask`: whether it may be sent to several nodes, because it only reads one key
+    /// and has neither waited nor been sent before.
+    ///
+    /// By a protocol as published, any other read whose keys may be at either node waits until they are fetched. A
+    /// command of several keys that can be split is sent key by key, each to the target of its own move. All others go
+    /// to the source if all their keys do, otherwise to the target: the papers have no transactions and no scripts.
     #[must_use]
-    pub const fn is_moving(&self) -> bool {
-        self.is_moving
+    pub fn decide(
+        &mut self,
+        topology: &Topology,
+        legs: &Legs<C>,
+        splits: bool,
+        may_ask: impl Fn() -> bool,
+    ) -> Decision {
+        let transit = self.ways.first().and_then(|(key, _)| topology.transit(topology.slot_of(key)));
+        let way = transit.and_then(|transit| self.way().map(|way| (way, transit)));
+        match way {
+            Some((Way::Pull, transit)) if may_ask() => return Decision::Ask(vec![transit.target]),
+            Some((Way::Both, transit)) if may_ask() => return Decision::Ask(vec![transit.source, transit.target]),
+            _ => self.add_fetches(topology, legs),
+        }
+        if !self.is_over() {
+            let double_read = self.double_read(topology).filter(|_| may_ask());
+            return double_read.map_or(Decision::Wait, |(nodes, read)| Decision::DoubleRead(nodes, read.clone()));
+        }
+        match way {
+            _ if !self.is_moving => Decision::Settled,
+            Some((Way::Source, _)) => Decision::Settled,
+            Some(_) if splits => Decision::Split(self.moved_by_key(topology)),
+            _ => Decision::Moved,
+        }
     }
 
     /// Returns source, target and required processes, if one key is missing and both may be read.
-    #[must_use]
-    pub fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &DoubleRead)> {
+    fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &Arc<DoubleRead>)> {
         let [Wait { view, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
         let transit = topology.transit(topology.slot_of(key)).filter(|_| !self.has_keys_there && !self.is_unknown)?;
-        Some(([transit.source, transit.target], view.double_read.as_deref()?))
+        Some(([transit.source, transit.target], view.double_read.as_ref()?))
     }
 
     /// Whether the n-th double read (from 1) fetches its key, although no client waits for it.
@@ -399,16 +445,9 @@ impl<C: Committed> KeyLookup<C> {
             || self.double_read(topology).is_some_and(|(_, read)| read.fetches(number))
     }
 
-    /// Destination of each key, by a protocol as published; empty otherwise.
-    #[must_use]
-    pub fn ways(&self) -> &[(Key, Way)] {
-        &self.ways
-    }
-
-    /// Destination of the whole command, by such a protocol. Commands with several keys go to the target unless all are
-    /// at the source.
-    #[must_use]
-    pub fn way(&self) -> Option<Way> {
+    /// Destination of the whole command, by a protocol as published. Commands with several keys go to the target unless
+    /// all are at the source.
+    fn way(&self) -> Option<Way> {
         match &self.ways[..] {
             [] => None,
             [(_, way)] => Some(*way),
@@ -416,32 +455,21 @@ impl<C: Committed> KeyLookup<C> {
         }
     }
 
-    /// Source and target of the keys, by such a protocol.
-    #[must_use]
-    pub fn published_nodes(&self, topology: &Topology) -> Option<[NodeId; 2]> {
-        let (key, _) = self.ways.first()?;
-        topology.transit(topology.slot_of(key)).map(|transit| [transit.source, transit.target])
-    }
-
-    /// Returns the keys by the target they move to, without keys at the source.
-    #[must_use]
-    pub fn moved_to(&self, topology: &Topology) -> BTreeMap<NodeId, Vec<Key>> {
-        let mut moved: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+    /// Returns the topology in which the keys are handed over that are not at the source.
+    fn moved_by_key(&self, topology: &Topology) -> Arc<Topology> {
+        let mut by_target: BTreeMap<NodeId, Vec<&Key>> = BTreeMap::new();
         for (key, _) in self.ways.iter().filter(|(_, way)| *way != Way::Source) {
             if let Some(transit) = topology.transit(topology.slot_of(key)) {
-                moved.entry(transit.target).or_default().push(key.clone());
+                by_target.entry(transit.target).or_default().push(key);
             }
         }
-        moved
+        let by_target = by_target.into_iter();
+        Arc::new(by_target.fold(topology.clone(), |next, (target, keys)| next.keys_handed_over(&[], keys, target)))
     }
 
-    /// Adds waits for keys that may be at either node, for a read that cannot be sent to both: they are fetched first.
-    /// Returns whether the command waits.
-    pub fn fetches_first(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
-        if self.writes {
-            return false;
-        }
-        for (key, _) in self.ways.iter().filter(|(_, way)| *way == Way::Both) {
+    /// Adds waits for keys that may be at either node, for a read that is not sent to both: they are fetched first.
+    fn add_fetches(&mut self, topology: &Topology, legs: &Legs<C>) {
+        for (key, _) in self.ways.iter().filter(|(_, way)| *way == Way::Both && !self.writes) {
             let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(topology.slot_of(key))
             else {
                 continue;
@@ -449,10 +477,11 @@ impl<C: Committed> KeyLookup<C> {
             let of = (*move_id, *leg);
             if let Some(view) = legs.get(&of) {
                 let fingerprint = view.fingerprints.of(key);
-                self.waits.push(Wait { of, view: view.clone(), key: Some((key.clone(), fingerprint)) });
+                if !view.is_available(Some(fingerprint)) {
+                    self.waits.push(Wait { of, view: view.clone(), key: Some((key.clone(), fingerprint)) });
+                }
             }
         }
-        !self.waits.is_empty()
     }
 
     /// Returns the key of a double read, to be fetched although no client waits for it.
@@ -466,8 +495,7 @@ impl<C: Committed> KeyLookup<C> {
     }
 
     /// Whether the command need not wait.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         let enough = self.waits.is_empty() || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
         enough && !self.is_unknown
     }
@@ -557,6 +585,9 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
+    use crate::migration::Protocol;
+    use crate::migration::published::Paper;
+    use crate::migration::tracker::Pair;
     use crate::topology::crc16_slot;
 
     #[derive(Default)]
@@ -566,6 +597,7 @@ mod tests {
         /// Committed while a worker registers.
         late: Cell<Option<Fingerprint>>,
         waiting: Cell<u32>,
+        state: Cell<Option<State>>,
     }
 
     impl Committed for Known {
@@ -575,6 +607,10 @@ mod tests {
 
         fn has_all(&self) -> bool {
             self.all.get()
+        }
+
+        fn state(&self, _group: Fingerprint) -> State {
+            self.state.get().unwrap_or(State::NotStarted)
         }
 
         fn will_wait(&self, _worker: usize) {
@@ -674,10 +710,54 @@ mod tests {
         let known: Arc<Known> = Arc::default();
         let legs: Legs<Known> = [((MoveId(1), 3), LegView::new(known.clone(), None, MAKE))].into();
         let look = look(&topology(false), &legs, &[b"{t}1"], false);
-        assert!(look.is_moving() && !look.is_over());
+        assert!(look.is_moving && !look.is_over());
         known.late.set(Some(MAKE.of(b"{t}1")));
         assert_eq!(Waits::default().begin(look, 0), None);
         assert_eq!(known.waiting.get(), 1);
+    }
+
+    #[test]
+    fn a_read_of_a_missing_key_is_sent_to_two_nodes_only_once() {
+        let read = Arc::new(DoubleRead { source: "s".into(), target: "t".into(), fetches_one_in: 0 });
+        let view = LegView::new(Arc::<Known>::default(), None, MAKE);
+        let view = view.with_direction(Arc::default(), None, Some(read.clone()));
+        let (topology, legs) = (topology(false), [((MoveId(1), 3), view)].into());
+        let decide = |keys: &[&[u8]], may_ask: bool| {
+            look(&topology, &legs, keys, false).decide(&topology, &legs, false, || may_ask)
+        };
+        assert_eq!(decide(&[b"{t}1"], true), Decision::DoubleRead([NodeId(0), NodeId(1)], read));
+        assert_eq!(decide(&[b"{t}1"], false), Decision::Wait);
+        assert_eq!(decide(&[b"{t}1", b"{t}2"], true), Decision::Wait, "two nodes have no common moment");
+        assert_eq!(decide(&[b"other"], true), Decision::Settled);
+        legs[&(MoveId(1), 3)].committed.all.set(true);
+        assert_eq!(decide(&[b"{t}1"], true), Decision::Moved);
+    }
+
+    #[test]
+    fn published_reads_are_sent_to_one_node_only_once_their_keys_are_fetched() {
+        let known: Arc<Known> = Arc::default();
+        let paper = Paper::of(Protocol::NetMigrate).expect("it has a published mode");
+        let rules = Rules::new(Protocol::NetMigrate, &paper, Pair(1));
+        let view = LegView::new(known.clone(), None, MAKE).as_published(Some(rules));
+        let (topology, legs) = (topology(false), [((MoveId(1), 3), view)].into());
+        let decide = |writes: bool, splits: bool, may_ask: bool| {
+            let mut look = KeyLookup::default();
+            look.key(&topology, &legs, b"{t}1", writes, || false);
+            look.decide(&topology, &legs, splits, || may_ask)
+        };
+        assert_eq!(decide(false, false, true), Decision::Settled);
+        known.state.set(Some(State::Complete));
+        assert_eq!(decide(false, false, true), Decision::Ask(vec![NodeId(1)]));
+        assert_eq!(decide(false, false, false), Decision::Wait);
+        // A filter may report a group as in progress whose key was just missing at the target.
+        known.state.set(Some(State::InProgress));
+        assert_eq!(decide(false, false, true), Decision::Ask(vec![NodeId(0), NodeId(1)]));
+        assert_eq!(decide(false, false, false), Decision::Wait);
+        assert_eq!(decide(true, false, false), Decision::Moved, "writes go to the target at once");
+        known.keys.borrow_mut().insert(MAKE.of(b"{t}1"));
+        assert_eq!(decide(false, false, false), Decision::Moved);
+        let Decision::Split(by_key) = decide(false, true, false) else { panic!("it can be split") };
+        assert_eq!([&b"{t}1"[..], b"{t}2"].map(|key| by_key.lives_at(key)), [NodeId(1), NodeId(0)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! Starts only if the client has no pending reply, because the second attempt must not follow later commands of the
 //! client.
 
-use switchyard_policy::migration::KeyLookup;
+use switchyard_policy::migration::{DoubleRead, KeyLookup};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling};
 use switchyard_resp::reply;
@@ -52,28 +52,21 @@ const fn lane_of(command: &Command) -> Lane {
     if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main }
 }
 
-/// Returns the nodes for a double read, if the command may use one instead of waiting.
-pub(super) fn may_double_read(
+/// Whether the processes of a double read are connected.
+pub(super) fn are_connected(
     turn: &Turn,
     up: &mut Upstreams,
-    routing: &RoutingSnapshot,
-    client: &Client,
+    resp3: bool,
     command: &Command,
-    look: &KeyLookup<SharedLeg>,
-) -> Option<Asks> {
-    let (nodes, processes) = look.double_read(&routing.topology)?;
-    // A command that has already waited will get its key soon.
-    if client.moving.is_some() {
-        return None;
-    }
-    let resp3 = client.resp3;
-    for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
+    nodes: [NodeId; 2],
+    processes: &DoubleRead,
+) -> bool {
+    nodes.into_iter().zip([&processes.source, &processes.target]).all(|(node, process)| {
         let link = up.shared_link(turn, node, lane_of(command), resp3);
         // A process other than the leg's may have stale data.
         up.get(link)
-            .filter(|link| link.phase() == Phase::Up && link.takes_commands() && link.run_id() == Some(process))?;
-    }
-    Some(Asks { nodes: nodes.to_vec(), as_published: false })
+            .is_some_and(|link| link.phase() == Phase::Up && link.takes_commands() && link.run_id() == Some(process))
+    })
 }
 
 /// Requests the key from the mover for a sample of double reads, if the protocol does so.

@@ -12,8 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::migration::published::Way;
-use switchyard_policy::migration::{Fingerprint, Key, KeyLookup, Waits, Wanted, moved, observed};
+use switchyard_policy::migration::{Decision, Fingerprint, Key, KeyLookup, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
@@ -22,7 +21,7 @@ use switchyard_resp::request::{Args, Scanner};
 use super::Worker;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::double_read::{Asks, fetch_sampled, may_double_read};
+use super::double_read::{Asks, are_connected, fetch_sampled};
 use super::downstreams::Downstreams;
 use super::downstreams::client::Stall;
 use super::gather::Gathers;
@@ -370,13 +369,16 @@ pub(super) fn place_again(
     }
     loop {
         let mut look = KeyLookup::default();
+        let mut waits = false;
         let place = with_parsed_command(&routing, request, |command, args| {
             hooks.look_at(turn, &routing, command, args, &mut look);
+            let decision = look.decide(&routing.topology, &routing.moves.legs, false, || false);
+            waits = decision == Decision::Wait;
             let mut keys = Vec::new();
             command.find_keys(args, &mut keys).ok()?;
             let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-            let is_at_source = look.way() == Some(Way::Source);
-            let now = hooks.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&routing);
+            let moved = hooks.transit.moved.as_ref().filter(|_| decision != Decision::Settled);
+            let now = moved.unwrap_or(&routing);
             match route(&now.topology, keys.clone()) {
                 Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
                 Route::Together(node) => Some(Ok((
@@ -386,7 +388,7 @@ pub(super) fn place_again(
                 Route::Parted(_) => Some(Err(not_together(turn, now, keys))),
                 Route::CrossSlot => {
                     // The keys are not together at any location.
-                    look = KeyLookup::default();
+                    waits = false;
                     Some(Err(format!(
                         "{}, and another node has joined since this command started to wait",
                         errors::CROSSSLOT
@@ -398,7 +400,7 @@ pub(super) fn place_again(
         let Some(place) = place.flatten() else {
             return Err("ERR switchyard: a command that waited cannot be parsed again".into());
         };
-        if look.is_over() {
+        if !waits {
             end_hold(turn, down, handle);
             return Ok(Some(place?));
         }
@@ -515,31 +517,36 @@ impl LargeKeys {
                 cx.hooks.look_at(&cx.turn, routing, command, args, &mut look);
             }
             let Some(client) = cx.down.get(handle) else { return Transit::Instead(Flow::Close) };
-            if let Some(what) = self.as_published(&cx.turn, &cx.hooks, routing, client, command, args, &mut look) {
-                end_hold(&cx.turn, &mut cx.down, handle);
-                if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
-                    fetch_sampled(&cx.turn, routing, &look);
-                }
-                return what;
-            }
-            if look.is_over() {
-                end_hold(&cx.turn, &mut cx.down, handle);
+            let resp3 = client.resp3;
+            let splits = matches!(command.handling, Handling::Split(_));
+            let decision = look.decide(&routing.topology, &routing.moves.legs, splits, || {
+                client.moving.is_none() && self.reads_one_key(client, command, args)
+            });
+            let transit = match decision {
+                Decision::Settled => Transit::Settled,
                 // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
-                return if look.is_moving() {
-                    Transit::Moved(cx.hooks.transit.moved.as_ref().unwrap_or(routing).clone())
-                } else {
-                    Transit::Settled
-                };
-            }
-            if self.reads_one_key(client, command, args)
-                && let Some(asks) = may_double_read(&cx.turn, &mut cx.up, routing, client, command, &look)
-            {
+                Decision::Moved => Transit::Moved(cx.hooks.transit.moved.as_ref().unwrap_or(routing).clone()),
+                Decision::Split(topology) => {
+                    Transit::Moved(Arc::new(RoutingSnapshot { topology, ..(**routing).clone() }))
+                }
+                Decision::Ask(nodes) => Transit::Ask(Asks { nodes, as_published: true }),
+                Decision::DoubleRead(nodes, processes)
+                    if are_connected(&cx.turn, &mut cx.up, resp3, command, nodes, &processes) =>
+                {
+                    Transit::Ask(Asks { nodes: nodes.to_vec(), as_published: false })
+                }
+                Decision::DoubleRead(..) | Decision::Wait => {
+                    if wait_for(&cx.turn, &mut cx.down, handle, look) {
+                        return Transit::Instead(Flow::Stall(Stall::Keys));
+                    }
+                    continue;
+                }
+            };
+            end_hold(&cx.turn, &mut cx.down, handle);
+            if matches!(&transit, Transit::Ask(asks) if asks.nodes.len() > 1) {
                 fetch_sampled(&cx.turn, routing, &look);
-                return Transit::Ask(asks);
             }
-            if wait_for(&cx.turn, &mut cx.down, handle, look) {
-                return Transit::Instead(Flow::Stall(Stall::Keys));
-            }
+            return transit;
         }
     }
 }
