@@ -11,7 +11,7 @@ mod coordinator;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use switchyard_policy::hot_copies::{CacheableSet, Gate, GateId, Gates};
 use switchyard_policy::telemetry::Notices;
@@ -57,13 +57,63 @@ pub(crate) struct Published {
     is_suspended: bool,
 }
 
+/// Number of node ids in a block of [`OldestInFlight`].
+const BLOCK: usize = 1 << 10;
+
+/// Number of blocks, for all possible node ids.
+const BLOCKS: usize = (u16::MAX as usize + 1) / BLOCK;
+
+/// Value of a node for which the worker has not published a generation. Below the generation of every key, because the
+/// first key becomes cacheable in generation 1.
+const UNPUBLISHED: u64 = 0;
+
+/// Oldest generation of a worker's commands in flight, by node id.
+///
+/// One thread at a time writes it: the worker, or the thread that replaces the worker after a panic. All workers read
+/// it on the path of a command, so it has no lock. Node ids are never reused and may exceed the number of nodes by far,
+/// so blocks are allocated as ids need them. They are never moved or freed: readers need neither a lock nor a reference
+/// count.
+#[derive(Debug)]
+struct OldestInFlight(Box<[OnceLock<Box<[AtomicU64]>>]>);
+
+impl Default for OldestInFlight {
+    fn default() -> Self {
+        Self((0..BLOCKS).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl OldestInFlight {
+    /// Publishes the generations of all nodes. Nodes beyond the end become unpublished.
+    fn publish(&self, by_node: Vec<u64>) {
+        let mut by_node = by_node.into_iter();
+        for block in &self.0 {
+            if by_node.len() == 0 && block.get().is_none() {
+                continue;
+            }
+            for entry in block.get_or_init(|| (0..BLOCK).map(|_| AtomicU64::new(UNPUBLISHED)).collect()) {
+                let oldest = by_node.next().unwrap_or(UNPUBLISHED);
+                // No other thread writes the entry now. An unchanged one stays in the caches of its readers.
+                if entry.load(Ordering::Relaxed) != oldest {
+                    // After the replies to all older commands: see `HotCopies::may_fill`.
+                    entry.store(oldest, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    fn of(&self, node: NodeId) -> u64 {
+        let block = self.0.get(node.index() / BLOCK).and_then(OnceLock::get);
+        block.and_then(|block| block.get(node.index() % BLOCK)).map_or(UNPUBLISHED, |at| at.load(Ordering::Acquire))
+    }
+}
+
 /// Progress of a worker.
 #[derive(Debug, Default)]
 struct Progress {
     /// Adopted generation: the worker raises the gates of its keys.
     adopted: AtomicU64,
-    /// Oldest generation of commands in flight, by node number.
-    drained: Mutex<Vec<u64>>,
+    /// Oldest generation of commands in flight.
+    drained: OldestInFlight,
 }
 
 /// Keys that are no longer cacheable. Their gates are shut until every worker has adopted the set without them: such a
@@ -164,23 +214,32 @@ impl HotCopies {
 
     /// Records the oldest generation of the worker's commands in flight, by node.
     pub(crate) fn drained(&self, worker: usize, by_node: Vec<u64>) {
-        *lock(&self.workers[worker].drained) = by_node;
+        self.workers[worker].drained.publish(by_node);
     }
 
     /// Whether a key added in this generation may be filled from the node: all workers raise its gate, and no older
     /// command is in flight there.
+    ///
+    /// Each worker's two values are loaded separately, while the worker may change them. This suffices:
+    /// - A worker that has adopted a generation sends only commands of this or a newer generation. So a condition that
+    ///   is true stays true, unless the worker panics. Then all keys restart in a newer generation, and the copies of
+    ///   this one end with their gates ([`Self::forget_worker`]).
+    /// - The worker stores its values with Release after the replies to all older commands have arrived, and the loads
+    ///   are Acquire loads. So the node has executed these commands before the caller sends the fill.
+    /// - An outdated value is smaller and only delays the fill, or belongs to a node without commands. After a panic,
+    ///   an outdated value may be greater. It is below the newer generation, and workers with keys of that generation
+    ///   do not load it: [`Self::forget_worker`] resets the values first.
     pub(crate) fn may_fill(&self, since: u64, node: NodeId) -> bool {
-        self.workers.iter().all(|worker| {
-            worker.adopted.load(Ordering::Acquire) >= since
-                && lock(&worker.drained).get(node.index()).is_some_and(|oldest| *oldest >= since)
-        })
+        self.workers
+            .iter()
+            .all(|worker| worker.adopted.load(Ordering::Acquire) >= since && worker.drained.of(node) >= since)
     }
 
     /// Replaces all gates after a panic of a worker: nothing would lower the gates that it has raised, and its commands
     /// in flight are only known by their connections. All keys start as new.
     pub(crate) fn forget_worker(&self, worker: usize) {
         self.workers[worker].adopted.store(0, Ordering::Release);
-        lock(&self.workers[worker].drained).clear();
+        self.workers[worker].drained.publish(Vec::new());
         self.publish(|published| {
             // Other workers use the old gates until they adopt the new ones: shut them.
             GateId::of_nodes().for_each(|gate| published.gates.raise(gate));
@@ -295,6 +354,39 @@ mod tests {
         hot.adopted(1, 2);
         hot.release();
         assert!(gate().is_open() && gate() != before);
+    }
+
+    #[test]
+    fn key_is_filled_after_every_worker_has_no_older_command_at_the_node() {
+        let hot = HotCopies::new(2);
+        let (near, far) = (NodeId(3), NodeId(BLOCK as u16 + 3));
+        let nodes = |count: NodeId, oldest: u64| vec![oldest; count.index() + 1];
+        let may_fill = |since| [near, far].map(|node| hot.may_fill(since, node));
+        [0, 1].into_iter().for_each(|worker| hot.adopted(worker, 5));
+        assert_eq!(may_fill(5), [false, false], "no worker has published its commands");
+        hot.drained(0, nodes(far, 5));
+        assert_eq!(may_fill(5), [false, false], "nor has the other one");
+        hot.drained(1, nodes(near, 5));
+        assert_eq!(may_fill(5), [true, false], "the other worker does not know the far node");
+        let mut oldest = nodes(far, 5);
+        oldest[near.index()] = 4;
+        hot.drained(1, oldest);
+        assert_eq!((may_fill(5), may_fill(4)), ([false, true], [true, true]), "an older command is in flight");
+        hot.drained(1, nodes(far, 5));
+        assert_eq!((may_fill(5), may_fill(6)), ([true, true], [false, false]));
+        hot.drained(1, nodes(far, 6));
+        hot.drained(0, nodes(far, 6));
+        assert_eq!(may_fill(6), [false, false], "the workers do not raise the gates of this generation yet");
+        // The topology has lost its last nodes.
+        hot.drained(0, nodes(near, 6));
+        assert_eq!(may_fill(5), [true, false]);
+        hot.forget_worker(1);
+        assert_eq!(may_fill(5), [false, false]);
+        hot.adopted(1, 6);
+        assert_eq!(may_fill(5), [false, false], "the worker that replaces it has published nothing yet");
+        hot.drained(1, nodes(NodeId(u16::MAX), 6));
+        hot.drained(0, nodes(NodeId(u16::MAX), 6));
+        assert!(hot.may_fill(5, NodeId(u16::MAX)));
     }
 
     #[test]

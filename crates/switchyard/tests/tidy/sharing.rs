@@ -27,12 +27,23 @@ const SHARES: &[&str] = &[
 const PLACES: &[&str] = &[
     "crates/router/src/worker/",
     "crates/router/src/users/",
+    "crates/router/src/hot_copies.rs",
     "crates/router/src/limits.rs",
     "crates/router/src/metrics.rs",
 ];
 
 /// Path below `crates/router/src`, number of operations, and when they occur.
 const LISTED: &[(&str, usize, &str)] = &[
+    (
+        "hot_copies.rs",
+        16,
+        "1 add to a gate: when a write of a cacheable key begins and ends, and all workers read the gate for their hits. \
+         2 on the published set: a worker adopts a set, the coordinator publishes one. 2 on removed keys: the \
+         coordinator. 2 on requested keys: a key that is read often, or any key without a copy with the setting \
+         that makes all keys cacheable; a stop. 1 on noticed keys: a key is frequent among a worker's last commands. \
+         2 on nodes without copies: a connection for fills begins, an operator's report. 4 on the gates: a node's \
+         process is replaced, an operator evicts or suspends. 2 more: an operator's report",
+    ),
     (
         "limits.rs",
         7,
