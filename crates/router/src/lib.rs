@@ -94,7 +94,7 @@ pub use lua::is_wrapped_library as is_checked_library;
 
 use away::Away;
 use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
-use shared::{NodeFacts, RoutingSnapshot, Shared, lock, unix_ms};
+use shared::{NodeFacts, RoutingSnapshot, Shared, lock};
 use worker::Worker;
 
 /// Reason why the router did not start.
@@ -429,15 +429,10 @@ impl Router {
         self.shared.with_facts(node, |facts| facts.info = Some(text.as_bytes().into()));
     }
 
-    /// Records the amount of data of a node's process, and whether it persists them. `sent`: [`Router::changes_sent`]
-    /// before the query.
-    pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: bool, sent: Sent) {
-        self.shared.with_facts(node, |facts| {
-            if facts.run_id.as_deref() == Some(run_id) {
-                facts.data.counted(holdings, unix_ms(), sent);
-                facts.persists = persists;
-            }
-        });
+    /// Records the amount of data of a node's process, and whether it persists them (`None`: unchanged as far as
+    /// known). `sent`: [`Router::changes_sent`] before the query.
+    pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: Option<bool>, sent: Sent) {
+        self.shared.with_facts(node, |facts| facts.note_data(run_id, holdings, persists, sent));
     }
 
     /// Returns the nodes that are not served because they returned without their data, with reasons.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
-use switchyard_policy::data_loss::{Data, Sent};
+use switchyard_policy::data_loss::{Data, Holdings, Sent};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::scan::{Scans, TICK_MS};
@@ -140,6 +140,15 @@ impl NodeFacts {
     pub(crate) fn known(process: KnownProcess) -> Self {
         let KnownProcess { run_id, data, persists, is_held, has_ownership_record: is_marked } = process;
         Self { run_id: Some(run_id.into()), data: Data::known(data), persists, is_held, is_marked, ..Self::default() }
+    }
+
+    /// Records the amount of data of a process, if it is the present one. `persists`: `None` keeps the known value,
+    /// because a node that refuses the query may persist its data as before.
+    pub(crate) fn note_data(&mut self, run_id: &str, holdings: Holdings, persists: Option<bool>, sent: Sent) {
+        if self.run_id.as_deref() == Some(run_id) {
+            self.data.counted(holdings, unix_ms(), sent);
+            self.persists = persists.unwrap_or(self.persists);
+        }
     }
 }
 
@@ -697,6 +706,18 @@ mod tests {
             held: Some("1".into()),
         };
         Shared::new(workers, routing, 0, String::new(), None, false, false).expect("made")
+    }
+
+    #[test]
+    fn persistence_stays_known_if_the_node_refuses_the_query() {
+        let mut facts = NodeFacts { run_id: Some("a".into()), ..NodeFacts::default() };
+        let mut persists = |run_id: &str, reply| {
+            facts.note_data(run_id, Holdings::default(), reply, Sent::default());
+            facts.persists
+        };
+        assert!(persists("a", Some(true)) && persists("a", None));
+        assert!(persists("b", Some(false)), "another process");
+        assert!(!persists("a", Some(false)) && !persists("a", None));
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub(super) struct Info {
     pub(super) run_id: String,
     /// Number of keys.
     pub(super) holdings: Holdings,
-    /// Whether the node persists its keys on disk.
-    pub(super) persists: bool,
+    /// Whether the node persists its keys on disk. `None` if unknown.
+    pub(super) persists: Option<bool>,
     pub(super) load: ServerLoad,
     pub(super) refuses: Option<Refusal>,
 }
@@ -76,13 +76,13 @@ struct Settings {
 
 impl Settings {
     fn read(&self, info: &str) -> Option<Info> {
-        let saves = self.save.as_ref().is_some_and(|save| !save.is_empty());
+        let saves = self.save.as_ref().map(|save| !save.is_empty());
         let holdings = Holdings::of_info(info);
         Some(Info {
             text: info.to_owned(),
             run_id: field(info, "run_id")?.to_owned(),
             holdings,
-            persists: saves || field(info, "aof_enabled") == Some("1"),
+            persists: if field(info, "aof_enabled") == Some("1") { Some(true) } else { saves },
             load: ServerLoad::parse(info, holdings.keys),
             refuses: self.refusal(info),
         })
@@ -155,7 +155,16 @@ mod tests {
         let known = said.info.expect("readable INFO");
         assert_eq!(
             (said.is_busy, known.run_id.as_str(), known.holdings.keys, known.persists, known.refuses),
-            (false, "ab", 7, true, None)
+            (false, "ab", 7, Some(true), None)
+        );
+        let persists = |aof: &str, save: Vec<u8>| {
+            let info = format!("run_id:ab\r\naof_enabled:{aof}\r\n");
+            read(&[b"+PONG\r\n".to_vec(), bulk(&info), save]).info.and_then(|info| info.persists)
+        };
+        assert_eq!(
+            [persists("0", setting("save", "")), persists("0", none.clone()), persists("1", none.clone())],
+            [Some(false), None, Some(true)],
+            "a refusal does not state that the node saves nothing"
         );
         let busy = b"-BUSY Redis is busy running a script.\r\n".to_vec();
         assert_eq!(
