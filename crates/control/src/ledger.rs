@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::record::{Kind, Replay};
@@ -25,6 +26,9 @@ const SUMMARY: u8 = 1;
 
 /// Minimum length for compaction while moves are open, in bytes.
 const LENGTH_MIN: u64 = 4 << 20;
+
+/// Maximum wait for the journal when slots are split. No move is open then, so only a failing disk delays the journal.
+const SPLIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Errors of opening the ledger.
 #[derive(Debug, thiserror::Error)]
@@ -274,9 +278,18 @@ impl Ledger {
     }
 
     /// Assigns parts of old slots to new ones, while no move is open: a node that may have keys of a slot may have keys
-    /// of its parts. `parts`: pairs of new and old slot.
-    pub fn split(&self, parts: &[(Slot, Slot)]) {
+    /// of its parts. `parts`: pairs of new and old slot. Returns when this is durable: with the map of the new slots but
+    /// without this record, a restart would consider such keys misplaced, and delete them.
+    ///
+    /// # Errors
+    /// If the journal cannot be written within [`SPLIT_TIMEOUT`]. Then the new slots must not be used.
+    pub fn split(&self, parts: &[(Slot, Slot)]) -> Result<(), String> {
+        let added: BTreeSet<Slot> = parts.iter().map(|(new, _)| *new).collect();
         let mut state = self.state();
+        // A slot that was not used has no keys. Entries of it are from an attempt that has failed.
+        let copies = state.copies.values_mut().map(|(_, slots)| slots);
+        copies.for_each(|slots| slots.retain(|slot| !added.contains(slot)));
+        state.left.values_mut().for_each(|slots| slots.retain(|slot| !added.contains(slot)));
         let parts_of = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
             parts.iter().filter(|(_, old)| slots.contains(old)).map(|(new, _)| *new).collect()
         };
@@ -288,17 +301,30 @@ impl Ledger {
             slots.extend(new);
         }
         drop(state);
-        // Moves of the new slots are recorded after this.
-        self.compact();
+        let (told, outcome) = mpsc::sync_channel(1);
+        let state = Arc::clone(&self.state);
+        self.journal.replace(
+            Box::new(move |_| Some(state.lock().unwrap_or_else(PoisonError::into_inner).content())),
+            // Fails only if this function no longer waits.
+            Box::new(move |written| drop(told.send(written))),
+        );
+        outcome.recv_timeout(SPLIT_TIMEOUT).unwrap_or_else(|_| Err("it is busy".to_owned()))
     }
 
     /// Compacts the journal if that saves enough.
     fn compact(&self) {
         let state = Arc::clone(&self.state);
-        self.journal.replace(Box::new(move |length| {
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.should_compact(length).then(|| state.content())
-        }));
+        self.journal.replace(
+            Box::new(move |length| {
+                let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                state.should_compact(length).then(|| state.content())
+            }),
+            Box::new(|outcome| {
+                if let Err(error) = outcome {
+                    tracing::warn!("the journal of moves cannot be compacted now: {error}");
+                }
+            }),
+        );
     }
 
     /// Makes records of a move durable, after all its earlier ones; then calls `done` on the journal's thread. Several
@@ -610,7 +636,7 @@ mod tests {
         let before = opened.replay.clone();
         // A compacted journal has the same meaning.
         let shorter = opened.ledger.state().content();
-        opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
+        opened.ledger.journal.replace(Box::new(|_| Some(shorter)), Box::new(|outcome| outcome.expect("replaced")));
         drop((opened, store));
         let (opened, store) = open(dir.path());
         assert_eq!(opened.replay, before);
@@ -636,11 +662,34 @@ mod tests {
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
         // Keys left of a slot may be keys of its parts.
         let slot = |number| Slot::new(number).expect("a slot");
-        opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]);
+        opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]).expect("written");
         drop((opened, _store));
         let (opened, _store) = open(dir.path());
         assert_eq!(opened.ledger.leftover_slots(NodeId(0)), [slots(0..10), slots(700..701)].concat());
         assert_eq!(opened.ledger.leftover_slots(NodeId(1)), [slots(10..15), slots(701..702)].concat());
+    }
+
+    #[test]
+    fn split_of_slots_fails_if_it_cannot_be_recorded() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (opened, _store) = open(dir.path());
+        let ledger = opened.ledger;
+        record(&ledger, &[begun(MOVE)]);
+        record(&ledger, &leg(0, 0..10));
+        record(
+            &ledger,
+            &[Record::LegEnded { move_id: MOVE, leg: 0, owner: Side::Target }, Record::Ended { move_id: MOVE }],
+        );
+        let slot = |number| Slot::new(number).expect("a slot");
+        // Compactions finish before the file system refuses the next one.
+        ledger.split(&[(slot(800), slot(99))]).expect("written");
+        let next = dir.path().join("moves.journal.new");
+        std::fs::create_dir(&next).expect("made");
+        assert!(ledger.split(&[(slot(700), slot(3))]).is_err());
+        std::fs::remove_dir(&next).expect("removed");
+        // The number is then used for a part of another slot.
+        ledger.split(&[(slot(700), slot(99)), (slot(701), slot(4))]).expect("written");
+        assert_eq!(ledger.leftover_slots(NodeId(0)), [slots(0..10), slots(701..702)].concat());
     }
 
     #[test]
@@ -713,7 +762,7 @@ mod tests {
             "other keys of these slots may still be left there"
         );
         let shorter = opened.ledger.state().content();
-        opened.ledger.journal.replace(Box::new(|_| Some(shorter)));
+        opened.ledger.journal.replace(Box::new(|_| Some(shorter)), Box::new(|outcome| outcome.expect("replaced")));
         drop((opened, store));
         let (opened, _store) = open(dir.path());
         assert_eq!(opened.replay.open[&MOVE].keys.as_deref(), Some(&names[..]));

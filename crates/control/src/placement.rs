@@ -177,12 +177,12 @@ impl Placement {
     }
 
     /// Overlays the continuum with a list of servers ([`Topology::with_overlay`]). `split` receives new slots, each
-    /// with the old slot that it is a part of, before any other use of them. Returns the new map, and the slots that
-    /// change servers.
+    /// with the old slot that it is a part of, before any other use of them. If it fails, the map stays. Returns the
+    /// new map, and the slots that change servers.
     pub(crate) fn lay_over(
         &self,
         list: &[Server],
-        split: impl FnOnce(&[(Slot, Slot)]),
+        split: impl FnOnce(&[(Slot, Slot)]) -> Result<(), String>,
     ) -> anyhow::Result<(Arc<Topology>, Vec<Slot>)> {
         let mut map = self.map();
         let Some(topology) = map.topology.as_deref().filter(|_| !map.is_provisional) else {
@@ -192,7 +192,11 @@ impl Placement {
             bail!("a move is in progress: the list of servers waits for it");
         }
         let OverlaidTopology { topology: next, parts, goals } = topology.with_overlay(list.iter().cloned())?;
-        split(&parts);
+        if let Err(why) = split(&parts) {
+            bail!(
+                "the journal of moves in the state directory cannot record the slots of the new list: {why}; make room for the directory, and check its disk"
+            );
+        }
         self.store.save_topology(&next).context("cannot keep the slot map")?;
         let next = Arc::new(next);
         map.topology = Some(Arc::clone(&next));
@@ -316,6 +320,8 @@ pub fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap<NodeId
 
 #[cfg(test)]
 mod tests {
+    use switchyard_policy::topology::{Continuum, Distribution};
+
     use super::*;
 
     fn named(ports: &[u16]) -> Vec<String> {
@@ -362,6 +368,34 @@ mod tests {
         assert_eq!(settled.removed, [(NodeId(2), "127.0.0.1:7003".to_owned())]);
         let unchanged = placement.apply_nodes(&first, |_| {}).expect("places");
         assert!(!unchanged.changed && Arc::ptr_eq(&unchanged.topology, &settled.topology));
+    }
+
+    #[test]
+    fn list_of_servers_is_used_after_its_new_slots_are_recorded() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let names = named(&[7001, 7002, 7003, 7004]);
+        let servers = |count| names[..count].iter().map(|name| Server { name: name.clone(), weight: 1 });
+        let scheme = Scheme { distribution: Distribution::Modula, ..Scheme::default() };
+        let first = Continuum::new(scheme, servers(2)).expect("a continuum");
+        let placement = Placement::open(dir.path(), Arc::default()).expect("opens");
+        placement.begin(Topology::on_continuum(Arc::new(first)), false).expect("stored");
+        let before = placement.apply_nodes(&names, |_| {}).expect("places").topology;
+        let list: Vec<Server> = servers(4).collect();
+        let refused = placement.lay_over(&list, |_| Err("no space".to_owned())).map(|_| ()).expect_err("refused");
+        assert!(refused.to_string().contains("no space"), "{refused}");
+        assert!(placement.topology().is_some_and(|now| Arc::ptr_eq(&now, &before)), "the map stays");
+        // This continuum equals a new one of the same list, so it does not show that slots were split.
+        let mut parts = Vec::new();
+        let record = |new: &[(Slot, Slot)]| {
+            parts.extend(new.iter().map(|(new, old)| (new.number(), old.number())));
+            Ok(())
+        };
+        let (next, _) = placement.lay_over(&list, record).expect("used");
+        assert_eq!(
+            next.placement().continuum().map(|now| &**now),
+            Some(&Continuum::new(scheme, list).expect("a continuum"))
+        );
+        assert_eq!(parts, [(2, 0), (3, 1)]);
     }
 
     #[test]

@@ -130,7 +130,7 @@ pub struct Content {
 
 enum JournalRequest {
     Append(Member),
-    Replace(CompactedPrefix),
+    Replace(CompactedPrefix, Done),
 }
 
 /// Entries that were given together, and their callback.
@@ -256,12 +256,13 @@ impl Journal {
     }
 
     /// Atomically replaces all entries so far with the entries that `shorter` returns. Calls `shorter` on the journal's
-    /// thread, after all earlier entries are written and their `done` has been called. On failure the journal continues
-    /// with the longer file.
-    pub fn replace(&self, shorter: CompactedPrefix) {
-        if let Some(asks) = &self.requests {
-            // If the thread has ended, every append fails.
-            let _ = asks.send(JournalRequest::Replace(shorter));
+    /// thread, after all earlier entries are written and their `done` has been called. Calls `done` when the new file is
+    /// durable, or not needed. On failure the journal continues with the longer file.
+    pub fn replace(&self, shorter: CompactedPrefix, done: Done) {
+        if let Some(Err(mpsc::SendError(JournalRequest::Replace(_, done)))) =
+            self.requests.as_ref().map(|asks| asks.send(JournalRequest::Replace(shorter, done)))
+        {
+            done(Err("the journal's thread has ended".to_owned()));
         }
     }
 
@@ -344,8 +345,8 @@ impl Writer {
                             ));
                         }
                     }
-                    JournalRequest::Replace(wanted) => {
-                        shorter = Some(wanted);
+                    JournalRequest::Replace(wanted, done) => {
+                        shorter = Some((wanted, done));
                         break;
                     }
                 }
@@ -354,10 +355,9 @@ impl Writer {
                 }
             }
             self.write_permitted(&mut queue);
-            if let Some(shorter) = shorter.and_then(|shorter| shorter(self.end))
-                && let Err(error) = self.replace(&shorter)
-            {
-                tracing::warn!("the journal of moves cannot be compacted now: {error}");
+            if let Some((shorter, done)) = shorter {
+                let outcome = shorter(self.end).map_or(Ok(()), |content| self.replace(&content));
+                done(outcome.map_err(|error| error.to_string()));
             }
         }
         for given in queue.into_rest() {
@@ -459,9 +459,6 @@ impl Writer {
     fn rewrite(&mut self) -> io::Result<()> {
         let content = (self.whole)();
         self.replace(&content)?;
-        if self.in_doubt {
-            return Err(io::Error::other("its directory cannot be made durable"));
-        }
         tracing::warn!("a disk error hit the journal of moves, which was rewritten to another file");
         Ok(())
     }
@@ -474,7 +471,7 @@ impl Writer {
         changed
     }
 
-    /// Replaces the file with a new one of these entries.
+    /// Replaces the file with a new, durable one of these entries.
     fn replace(&mut self, content: &Content) -> io::Result<()> {
         let next = self.directory.join(NEXT_NAME);
         let made = create(&next, self.identity, &content.entries).and_then(|file| {
@@ -494,8 +491,9 @@ impl Writer {
         self.end = end;
         self.next = u64::from(!content.entries.is_empty());
         self.written.length.store(end, Ordering::Relaxed);
-        self.in_doubt = sync_directory(&self.directory).is_err();
-        Ok(())
+        let synced = sync_directory(&self.directory);
+        self.in_doubt = synced.is_err();
+        synced
     }
 }
 
@@ -529,6 +527,13 @@ mod tests {
         outcome.recv().expect("an outcome")
     }
 
+    /// Returns the entries that a restart would find now, while the journal is open.
+    fn open_copy(directory: &Path) -> Vec<Vec<u8>> {
+        let copy = tempfile::tempdir().expect("a temporary directory");
+        std::fs::copy(directory.join(FILE_NAME), copy.path().join(FILE_NAME)).expect("copied");
+        open(copy.path(), true).entries
+    }
+
     #[test]
     fn acknowledged_entries_survive_a_restart() {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -541,7 +546,13 @@ mod tests {
         drop(opened);
         let again = open(dir.path(), true);
         assert_eq!(again.entries, [&b"one"[..], b"", b"two"]);
-        again.journal.replace(Box::new(|_| Some(Content { entries: vec![b"kept".to_vec()], is_open: true })));
+        let (told, outcome) = channel();
+        again.journal.replace(
+            Box::new(|_| Some(Content { entries: vec![b"kept".to_vec()], is_open: true })),
+            Box::new(move |result| told.send(result).expect("waited for")),
+        );
+        outcome.recv().expect("an outcome").expect("replaced");
+        assert_eq!(open_copy(dir.path()), [b"kept"], "the new file is complete when `done` is called");
         append(&again.journal, &[b"three"], Kind::Required).expect("written");
         drop(again);
         assert_eq!(open(dir.path(), true).entries, [&b"kept"[..], b"three"]);

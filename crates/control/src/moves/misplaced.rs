@@ -68,11 +68,6 @@ impl Moves {
             });
             let (Some(topology), Some(access)) = (topology, access.get(&node)) else { continue };
             let left = self.left_at(node);
-            // The slots that moves have left there are slots of an earlier list, so such a key would count as
-            // misplaced, and may be the last copy.
-            if !left.is_empty() && topology.placement().continuum().is_some_and(|ring| ring.is_overlay()) {
-                continue;
-            }
             let done = self.connect(access).and_then(|(mut asked, process)| {
                 let done = misplaced.go_on(&mut asked, (node, &process.run_id), &left, &topology);
                 if done.is_err() {
@@ -91,8 +86,9 @@ impl Moves {
 }
 
 impl MisplacedKeys {
-    /// Continues the scan of a node. `left`: slots whose keys moves have left at the node. These keys are no misplaced
-    /// keys; `copies` removes them.
+    /// Continues the scan of a node. `left`: slots whose keys moves have left at the node, in the numbers of the present
+    /// list of servers ([`crate::ledger::Ledger::split`]). These keys are not misplaced, and one of them may be the last
+    /// copy; `copies` removes unused copies.
     fn go_on(
         &mut self,
         asked: &mut ProbeConnection<'_>,

@@ -99,13 +99,6 @@ impl Continuum {
 }
 
 impl Continuum {
-    /// Whether the number of slots differs from a new continuum of the same list: the continuum derives from several
-    /// lists.
-    #[must_use]
-    pub fn is_overlay(&self) -> bool {
-        Self::new(*self.scheme(), self.servers().iter().cloned()).map_or(true, |fresh| fresh.slots() != self.slots())
-    }
-
     /// Fraction of all hashes in these slots (ascending), and so about the fraction of keys.
     #[must_use]
     pub fn share(&self, slots: &[Slot]) -> f64 {
