@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::net::{SendFlags, SocketFlags};
 use tracing::warn;
 
-use super::downstreams::client::Details;
+use super::downstreams::identity::{Details, Identity};
 use super::downstreams::{Client, Downstreams};
 use super::log_throttle::LogThrottle;
 use super::login::become_user;
@@ -141,21 +141,15 @@ fn greet_client(turn: &Turn, down: &mut Downstreams, listener: usize, fd: OwnedF
         }
         ListenAddress::Unix { path, .. } => Some(path.clone()),
     };
-    let details = Box::new(Details {
-        id: turn.shared().next_client_id.fetch_add(1, Ordering::Relaxed),
+    let details = Details::new(
+        turn.shared().next_client_id.fetch_add(1, Ordering::Relaxed),
         peer,
-        local: rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
+        rustix::net::getsockname(&fd).ok().and_then(|a| a.try_into().ok()),
         unix,
-        name: String::new(),
-        lib_name: String::new(),
-        lib_ver: String::new(),
-        created_us: turn.now_us(),
-        stranger_since_us: turn.now_us(),
-        no_evict: false,
-    });
-    let mut client =
-        Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, turn.now_us(), details);
-    client.listener_share = share;
+        turn.now_us(),
+    );
+    let identity = Identity::new(live.users.default_user().clone(), settings, share, details);
+    let client = Client::new(fd, tls, identity, live.database, turn.now_us());
     let handle = down.insert(client);
     let user = turn.routing().live.users.default_user().clone();
     let open = user.is_open();
@@ -163,7 +157,7 @@ fn greet_client(turn: &Turn, down: &mut Downstreams, listener: usize, fd: OwnedF
         // The default user is at its connection limit; other users can still log in.
         turn.counters().limited_connections.add(1);
     }
-    let registered = down.get(handle).map(|c| c.register(turn.poll(), handle));
+    let registered = down.get(handle).map(|c| c.socket().register(turn.poll(), handle));
     if !matches!(registered, Some(Ok(()))) {
         down.remove(handle);
         turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
@@ -178,6 +172,6 @@ pub(super) fn handshake_failed(turn: &Turn, down: &mut Downstreams, handle: Hand
     turn.counters().handshakes_failed.add(1);
     let Some(suppressed) = down.door.handshake_log.allow(turn.now_us()) else { return };
     let Some(client) = down.get(handle) else { return };
-    let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
+    let from = client.identity().origin();
     warn!(from, reason = why, suppressed = suppressed.count(), "a client's TLS handshake failed");
 }

@@ -7,7 +7,7 @@ use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::local::{asker, parse};
 use super::turn::Turn;
@@ -22,7 +22,7 @@ const LOG_SHOWN: usize = 10;
 
 /// Whether a change of users by this client is pending.
 pub(super) fn awaits_users(down: &Downstreams, handle: Handle) -> bool {
-    down.get(handle).is_some_and(|client| client.lane == Lane::Rounds && client.in_flight() > 0)
+    down.get(handle).is_some_and(|client| client.replies().are_under_way_on(Lane::Rounds))
 }
 
 /// Adds a refused command to the log.
@@ -40,7 +40,7 @@ pub(super) fn note_denied(
         Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
         _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
     };
-    note_refused(turn, down, handle, reason, object, client.user.name().as_bytes());
+    note_refused(turn, down, handle, reason, object, client.identity().user().name().as_bytes());
 }
 
 pub(super) fn note_refused(
@@ -52,7 +52,7 @@ pub(super) fn note_refused(
     user: &[u8],
 ) {
     let Some(client) = down.get(handle) else { return };
-    let context = if client.in_multi { "multi" } else { "toplevel" };
+    let context = if client.in_multi() { "multi" } else { "toplevel" };
     let client = client.describe(turn.now_us(), "acl", false);
     lock(&turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
 }
@@ -72,7 +72,7 @@ pub(super) fn acl(
     let users = &routing.live.users;
     let arg = |index: usize| args.get(index).unwrap_or_default();
     let Some(client) = down.get(handle) else { return Flow::Close };
-    let resp3 = client.resp3;
+    let resp3 = client.resp3();
     let mut out = Vec::new();
     match local {
         Local::AclUsers => {
@@ -208,7 +208,7 @@ impl Gathers {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.lane = Lane::Rounds;
+        client.replies_mut().take_lane(Lane::Rounds);
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
         let parts = 1 + turn.shared().mailboxes.len();
         let Some(gather) = self.begin_gather(turn, down, handle, class, parts, Aggregation::Merged(Merge::Same)) else {

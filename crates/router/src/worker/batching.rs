@@ -47,10 +47,7 @@ impl Batching {
 
     #[inline]
     pub(super) fn note(&mut self, client: &mut Client) {
-        if client.active_ms != self.window {
-            client.active_ms = self.window;
-            self.seen += 1;
-        }
+        self.seen += u32::from(client.is_first_in(self.window));
     }
 
     /// Returns the pause before the next poll, if any.

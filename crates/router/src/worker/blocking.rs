@@ -13,6 +13,7 @@
 //! **A frozen node** is not detected on connections with blocking commands, where silence is normal. So while clients
 //! wait, the main connection is probed with PING; if it times out, the waiting connections are closed as well.
 
+use super::reissued::Waiting;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::topology::{NodeId, Slot};
@@ -24,7 +25,7 @@ use tracing::warn;
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::keyed::{Call, CommandHooks};
 use super::overrides::slots_by;
@@ -47,7 +48,7 @@ const PROBE_US: u64 = 1_000_000;
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle) -> bool {
     let topology = &turn.routing().topology;
-    match down.get(holder).and_then(|client| client.waiting.as_ref()) {
+    match down.get(holder).and_then(|client| client.state::<Waiting>()) {
         Some(waiting) if !topology.placement().is_crc16() => {
             slots_by(turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
@@ -116,7 +117,7 @@ fn is_waiting_well(
         Waited::OfSeveral(_) => return turn.routing().topology.only_node() == Some(node),
         Waited::Of(slot) => slot,
     };
-    let waiting = down.get(holder).and_then(|c| c.waiting.as_ref());
+    let waiting = down.get(holder).and_then(|c| c.state::<Waiting>());
     waiting.map_or_else(
         || hooks.routing_of_moved(turn).topology.owner(slot) == node,
         |waiting| hooks.is_used_at(turn, slot, waiting.request(), node),
@@ -165,9 +166,9 @@ impl ReissuedCommands {
         if let Some(client) = cx.down.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
-            client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+            client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
         }
-        if let (Some(seq), Some((ticket, _))) = (cx.down.get(handle).map(Client::last_pending), ticket) {
+        if let (Some(seq), Some((ticket, _))) = (cx.down.get(handle).map(|client| client.replies().last()), ticket) {
             keep_waiting(&cx.turn, &mut cx.down, handle, raw, seq, ticket, waits_us);
         }
         wait_at_node(cx, handle, link, waited, waits_us);
@@ -185,7 +186,7 @@ pub(super) fn wait_at_node(
     waits_us: Option<u64>,
 ) {
     let Some(client) = cx.down.get_mut(handle) else { return };
-    let gone = client.hangup || client.half_closed;
+    let gone = client.input().has_hung_up() || client.input().has_ended();
     cx.down.stall(&cx.turn, handle, Stall::Blocked);
     let grace_us = cx.turn.routing().live.command_timeout.as_micros() as u64;
     let until_us = waits_us.map_or(u64::MAX, |us| cx.turn.now_us().saturating_add(us).saturating_add(grace_us));
@@ -201,7 +202,7 @@ pub(super) fn end_wait(cx: &mut Context, handle: Handle) {
     if cx.down.get(handle).is_some_and(Client::is_reissued) {
         return end_reissued(&cx.turn, &mut cx.down, handle, WaitEnd::Lost);
     }
-    let held = cx.down.get(handle).and_then(|c| c.held);
+    let held = cx.down.get(handle).and_then(|c| c.held());
     if let Some(link) = held
         && cx.up.get(link).is_some_and(|link| link.unblock().is_none())
     {
@@ -211,14 +212,14 @@ pub(super) fn end_wait(cx: &mut Context, handle: Handle) {
 
 /// Handles CLIENT UNBLOCK from a client of any worker.
 pub(super) fn unblock_client(cx: &mut Context, id: u64, error: bool, asker: Asker) {
-    let found = cx.down.iter().find(|(_, c)| c.details.id == id);
+    let found = cx.down.iter().find(|(_, c)| c.identity().id() == id);
     if let Some((handle, _)) = found.filter(|(_, c)| c.is_reissued()) {
         // The command is not at a node, so no query is needed.
         end_reissued(&cx.turn, &mut cx.down, handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
         return asker.answer(&cx.turn.shared().mailboxes, b":1\r\n");
     }
     let held =
-        found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_reissued())));
+        found.filter(|(_, c)| c.stall() == Stall::Blocked).and_then(|(_, c)| Some((c.held()?, c.is_being_reissued())));
     match held {
         None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
         Some((link, false)) => unblock(cx, link, error, Some(asker)),
@@ -303,7 +304,7 @@ pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
     } else if reply::integer(answer) == Some(1) || over {
         // The reply of the blocking command may be late, and the command may be reissued before it arrives.
         let wanted = unblock.wanted().filter(|_| !over);
-        if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+        if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()) {
             waiting.note_unblocked(wanted);
         }
         cx.up.end_unblock(&cx.turn, link_handle, reply::integer(answer).unwrap_or(0));
@@ -340,7 +341,7 @@ pub(super) fn restamp_waiting(cx: &mut Context) {
         }
         // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
         // epoch.
-        if waited.line().is_some() && cx.down.get(holder).is_none_or(|client| client.waiting.is_none()) {
+        if waited.line().is_some() && cx.down.get(holder).is_none_or(|client| client.state::<Waiting>().is_none()) {
             continue;
         }
         if waited.line().is_some_and(|slot| waits_on_the_way(&cx.turn, &cx.down, slot, holder)) {

@@ -4,7 +4,7 @@
 
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::upstreams::Link;
 use super::upstreams::kind::Lane;
@@ -29,7 +29,7 @@ pub(super) fn take_exclusive(cx: &mut Context, handle: Handle, node: NodeId, lan
     // A client has at most one exclusive connection with commands in flight. With two, a reply on one could come too
     // early and pause it, and nothing would resume it. And a third command to the first node would take a third
     // connection and overtake commands on the first.
-    let held = client.held.filter(|_| client.in_flight() > 0).and_then(|held| cx.up.get(held));
+    let held = client.held().filter(|_| client.in_flight() > 0).and_then(|held| cx.up.get(held));
     if held.is_some_and(|link| link.node() != node) || !client.may_take(lane) {
         return Err(Flow::Stall(Stall::Barrier));
     }
@@ -42,11 +42,11 @@ pub(super) fn take_exclusive(cx: &mut Context, handle: Handle, node: NodeId, lan
 /// Returns a free connection, or puts the client in line.
 pub(super) fn acquire(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane) -> Acquired {
     let Some(client) = cx.down.get_mut(handle) else { return Acquired::Wait };
-    let resp3 = client.resp3;
-    if let Some(refusal) = client.refusal.take() {
+    let resp3 = client.resp3();
+    if let Some(refusal) = client.waits_mut().take_refusal() {
         return Acquired::Refused(refusal.into());
     }
-    if let Some(held) = client.held {
+    if let Some(held) = client.held() {
         let fits = |l: &Link| {
             l.node() == node && l.lane() == lane && l.resp3() == resp3 && l.phase() == Phase::Up && l.holder() == handle
         };
@@ -55,7 +55,7 @@ pub(super) fn acquire(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane
         }
         if client.in_flight() == 0 {
             // Kept for a command that now goes elsewhere.
-            client.held = None;
+            client.take_held();
             cx.up.abandon_of(&cx.turn, handle, held);
         }
     }
@@ -84,8 +84,8 @@ pub(super) fn push_exclusive(
     let epoch = cx.turn.routing().topology.epoch() as u32;
     let Some(client) = cx.down.get_mut(handle) else { return };
     let seq = seq.unwrap_or_else(|| client.owe(cx.turn.now_us(), class));
-    client.held = Some(link_handle);
-    let (database, no_touch) = (client.database, client.no_touch);
+    client.hold(link_handle);
+    let (database, no_touch) = (client.database(), client.no_touch());
     let downgraded = cx.up.get(link_handle).is_some_and(|l| l.is_downgraded());
     let shape = if downgraded { shape_of(&cx.turn, request) } else { Shape::Plain };
     let Some(link) = cx.up.get_mut(link_handle) else { return };

@@ -8,7 +8,8 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::downstreams::client::{ReplyMode, Stall};
+use super::downstreams::replies::ReplyMode;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gathers};
 use super::keyed::CommandHooks;
@@ -123,16 +124,16 @@ fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFil
 }
 
 fn matches(turn: &Turn, client: &Client, filter: &ClientFilter) -> bool {
-    let d = &client.details;
+    let who = client.identity();
     let addr = |a: Option<std::net::SocketAddr>| a.map(|a| a.to_string());
     let own_type = if client.subscribed() > 0 { ClientType::Pubsub } else { ClientType::Normal };
     filter.client_type.is_none_or(|t| t == own_type)
-        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&d.id))
-        && (filter.addr.is_none() || filter.addr == addr(d.peer))
-        && (filter.laddr.is_none() || filter.laddr == addr(d.local))
-        && filter.user.as_deref().is_none_or(|u| u == client.user.name())
-        && filter.skip != Some(d.id)
-        && filter.max_age_s.is_none_or(|age| turn.now_us().saturating_sub(d.created_us) / 1_000_000 >= age)
+        && filter.ids.as_ref().is_none_or(|ids| ids.contains(&who.id()))
+        && (filter.addr.is_none() || filter.addr == addr(who.peer()))
+        && (filter.laddr.is_none() || filter.laddr == addr(who.local()))
+        && filter.user.as_deref().is_none_or(|u| u == who.user().name())
+        && filter.skip != Some(who.id())
+        && filter.max_age_s.is_none_or(|age| who.age_us(turn.now_us()) / 1_000_000 >= age)
 }
 
 /// Closes the matching clients of this worker and returns their number as a reply. A client that kills itself still
@@ -193,14 +194,14 @@ impl Gathers {
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         let mut out = Vec::new();
         match local {
-            Local::ClientId => encode::integer(&mut out, client.details.id as i64),
-            Local::ClientGetname if client.details.name.is_empty() => encode::null(&mut out, client.resp3),
-            Local::ClientGetname => encode::bulk(&mut out, client.details.name.as_bytes()),
+            Local::ClientId => encode::integer(&mut out, client.identity().id() as i64),
+            Local::ClientGetname if client.identity().name().is_empty() => encode::null(&mut out, client.resp3()),
+            Local::ClientGetname => encode::bulk(&mut out, client.identity().name().as_bytes()),
             Local::ClientSetname => {
                 if !is_valid_name(arg(2)) {
                     return down.refuse(turn, handle, class, INVALID_NAME);
                 }
-                client.details.name = String::from_utf8_lossy(arg(2)).into_owned();
+                client.identity_mut().rename(String::from_utf8_lossy(arg(2)).into_owned());
                 out.extend_from_slice(b"+OK\r\n");
             }
             Local::ClientSetinfo => {
@@ -215,8 +216,8 @@ impl Gathers {
                 }
                 let value = String::from_utf8_lossy(arg(3)).into_owned();
                 match option.to_ascii_lowercase().as_str() {
-                    "lib-name" => client.details.lib_name = value,
-                    "lib-ver" => client.details.lib_ver = value,
+                    "lib-name" => *client.identity_mut().library().0 = value,
+                    "lib-ver" => *client.identity_mut().library().1 = value,
                     _ => {
                         return down.refuse(turn, handle, class, &format!("ERR Unrecognized option '{option}'"));
                     }
@@ -224,10 +225,10 @@ impl Gathers {
                 out.extend_from_slice(b"+OK\r\n");
             }
             Local::ClientInfo => {
-                let command = routing.commands.get(client.last_command).map_or("NULL", |c| &c.name);
+                let command = routing.commands.get(client.last_command()).map_or("NULL", |c| &c.name);
                 let Some(client) = down.get(handle) else { return Flow::Close };
                 let text = client.describe(now_us, command, is_dirty(turn, up, hooks, handle, client));
-                encode::verbatim(&mut out, text.as_bytes(), client.resp3);
+                encode::verbatim(&mut out, text.as_bytes(), client.resp3());
             }
             Local::ClientNoEvict | Local::ClientNoTouch => {
                 let on = is(2, "ON");
@@ -243,22 +244,22 @@ impl Gathers {
                     {
                         return down.refuse(turn, handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
-                    client.no_touch = on;
+                    client.set_no_touch(on);
                 } else {
-                    client.details.no_evict = on;
+                    client.identity_mut().keep(on);
                 }
                 out.extend_from_slice(b"+OK\r\n");
             }
             Local::ClientReply => {
                 if is(2, "ON") {
-                    client.reply_mode = ReplyMode::On;
+                    client.replies_mut().set_mode(ReplyMode::On);
                     out.extend_from_slice(b"+OK\r\n");
                 } else if is(2, "OFF") || is(2, "SKIP") {
                     // Neither is answered. Otherwise a SKIP after OFF would turn replies on again.
                     if is(2, "OFF") {
-                        client.reply_mode = ReplyMode::Off;
-                    } else if client.reply_mode == ReplyMode::On {
-                        client.reply_mode = ReplyMode::SkipNext;
+                        client.replies_mut().set_mode(ReplyMode::Off);
+                    } else {
+                        client.replies_mut().skip_next();
                     }
                     return Flow::Next;
                 } else {
@@ -286,7 +287,7 @@ impl Gathers {
                 };
             }
             Local::ClientKill => {
-                let id = client.details.id;
+                let id = client.identity().id();
                 return match kill_filter(args, id, &routing.live.users) {
                     // The filter may match this client: its later commands are executed only if it does not.
                     Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
@@ -346,7 +347,7 @@ pub(super) fn list_clients(
 ) -> Vec<u8> {
     let mut text = String::new();
     for (handle, client) in down.iter().filter(|(_, c)| matches(turn, c, filter)) {
-        let command = turn.routing().commands.get(client.last_command).map_or("NULL", |c| &c.name);
+        let command = turn.routing().commands.get(client.last_command()).map_or("NULL", |c| &c.name);
         text.push_str(&client.describe(turn.now_us(), command, is_dirty(turn, up, hooks, handle, client)));
     }
     let mut reply = Vec::new();

@@ -20,7 +20,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::Gathers;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
@@ -226,7 +226,7 @@ pub(super) fn cluster_mode(
 
 /// Returns the members that a client sees, and the index of the one it is connected to.
 fn members(turn: &Turn, down: &Downstreams, routing: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
-    let local = down.get(handle).and_then(|c| c.details.local);
+    let local = down.get(handle).and_then(|c| c.identity().local());
     let local = local.map_or_else(
         || ("127.0.0.1".to_string(), turn.shared().port),
         |a| (a.ip().to_canonical().to_string(), a.port()),
@@ -267,7 +267,7 @@ impl Gathers {
             _ => {}
         }
         let Some(client) = down.get(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
+        let resp3 = client.resp3();
         let (members, own) = members(turn, down, routing, handle);
         match subcommand {
             "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use switchyard_policy::colocate::ColocationRequest;
 
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::transit::refuse_held;
 use super::turn::Turn;
@@ -37,7 +37,7 @@ pub(super) struct ColocateWait {
 impl Client {
     /// Whether the next command waits for the return of keys.
     pub(super) fn waits_for_colocation(&self) -> bool {
-        self.colocate_wait.as_ref().is_some_and(|wait| wait.number == self.next_seq())
+        self.state().is_some_and(|wait: &ColocateWait| wait.number == self.replies().next_seq())
     }
 }
 
@@ -65,18 +65,18 @@ pub(super) fn wait_for_colocation(
     let Some(port) = turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
         return Err(text);
     };
-    let number = client.next_seq();
+    let number = client.replies().next_seq();
     if !client.waits_for_colocation() {
         turn.counters().colocate_waits.add(1);
-        client.colocate_wait = Some(Box::new(ColocateWait {
+        client.set_state(ColocateWait {
             number,
             since_us: now_us,
             is_requested: false,
             refusal: None,
             text: String::new(),
-        }));
+        });
     }
-    let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
+    let Some(wait) = client.state_mut::<ColocateWait>() else { return Err(text) };
     // In the error cases the client gets a reply, so the number no longer matches any command.
     if let Some(why) = wait.refusal.take() {
         turn.counters().colocate_refused.add(1);
@@ -111,10 +111,10 @@ pub(super) fn on_colocation(
     refusal: Option<Arc<str>>,
 ) {
     let Some(client) = down.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
-    let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
+    let Some(wait) = client.state_mut::<ColocateWait>().filter(|wait| wait.number == number) else { return };
     wait.is_requested = false;
     wait.refusal = refusal;
-    if wait.refusal.is_some() && client.stall == Stall::Colocation {
+    if wait.refusal.is_some() && client.stall() == Stall::Colocation {
         down.unstall(turn, handle);
     }
 }
@@ -125,7 +125,7 @@ pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bo
     let limit_us = turn.routing().live.colocate_timeout.as_micros() as u64;
     let is_late = |wait: &ColocateWait| turn.now_us().saturating_sub(wait.since_us) > limit_us;
     for handle in down.stalled(Stall::Colocation) {
-        let wait = down.get(handle).and_then(|client| client.colocate_wait.as_ref());
+        let wait = down.get(handle).and_then(|client| client.state::<ColocateWait>());
         if wait.is_some_and(|wait| all || !wait.is_requested || is_late(wait)) {
             down.unstall(turn, handle);
         }
@@ -135,7 +135,7 @@ pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bo
         let Some(client) = down.get(handle).filter(|client| client.waits_for_colocation()) else {
             continue;
         };
-        if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(wait)) {
+        if let Some(wait) = client.state::<ColocateWait>().filter(|wait| is_late(wait)) {
             let text = late_text(turn, &wait.text);
             turn.counters().colocate_refused.add(1);
             refuse_held(turn, down, handle, text);

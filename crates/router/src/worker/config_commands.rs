@@ -16,7 +16,7 @@ use switchyard_resp::{encode, glob, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::local::parse;
@@ -155,7 +155,7 @@ impl Worker {
             );
         }
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-        let id = client.details.id;
+        let id = client.identity().id();
         if own.is_empty() {
             if !client.may_take(Lane::Main) {
                 return Flow::Stall(Stall::Barrier);

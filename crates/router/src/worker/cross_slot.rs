@@ -379,7 +379,7 @@ impl Gathers {
         if let Some(client) = down.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the destination.
             let since = Since::now(turn.shared(), turn.routing());
-            keys.iter().for_each(|k| client.written.add(routing.topology.lives_at(&args[*k as usize]), since));
+            keys.iter().for_each(|k| client.note_written(routing.topology.lives_at(&args[*k as usize]), since));
         }
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };

@@ -3,6 +3,7 @@
 //! Checks are in the order of Redis: known, arity, permissions, state of the client; then keys in transit; then the
 //! handling in the table. Each step may reply or stall the client, and only the last step changes state.
 
+use super::quiesce::QuiesceWait;
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
@@ -17,13 +18,13 @@ use super::colocate::wait_for_colocation;
 use super::context::Context;
 use super::cross_slot::spans_slots;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
 use super::large::forward_large;
-use super::login::{guard, guarded};
+use super::login::guarded;
 use super::monitor::{Monitors, gate_monitor};
 use super::outage::Needs;
 use super::overrides::undeclared_text;
@@ -80,15 +81,16 @@ impl Worker {
             return wrong_arity(&self.cx.turn, &mut self.cx.down, handle, command);
         }
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-        if client.guard != 0
+        if client.identity().is_guarded()
             && let Some(flow) = guarded(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, handle, command, args)
         {
             return flow;
         }
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-        client.last_command = command.id;
-        let in_multi = client.in_multi;
-        let special = client.gated || self.pauses.is_any() || !self.monitors.is_empty() || self.cx.up.outages().any();
+        client.note_command(command.id);
+        let in_multi = client.in_multi();
+        let special =
+            client.is_gated() || self.pauses.is_any() || !self.monitors.is_empty() || self.cx.up.outages().any();
         if special && let Some(flow) = self.pauses.gate(&self.cx.turn, &mut self.cx.down, handle, command) {
             return flow;
         }
@@ -167,9 +169,9 @@ impl Worker {
             let needs = Needs { turn: &self.cx.turn, routing, large_keys: &self.large_keys, handle, client, is_detour };
             if needs.lost_node(&mut self.cx.up, command, args) {
                 // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
-                client.refusal = None;
+                client.waits_mut().take_refusal();
                 // The command has passed its limits, and is dispatched again.
-                client.was_counted = client.guard & guard::COUNTED != 0;
+                client.note_counted();
                 return Flow::Stall(Stall::Outage);
             }
         }
@@ -357,7 +359,7 @@ impl Worker {
         let flow = self.every_now(handle, command, merge, raw, args);
         if changes_functions && let Some(client) = self.cx.down.get_mut(handle) {
             // A started change keeps the movers quiesced. After a refusal they resume.
-            client.quieting = None;
+            client.take_state::<QuiesceWait>();
         }
         flow
     }
@@ -381,7 +383,7 @@ impl Worker {
             return flow;
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
-        let waits = self.cx.down.get_mut(handle).is_some_and(|client| client.quieting.is_some());
+        let waits = self.cx.down.get_mut(handle).is_some_and(|client| client.state::<QuiesceWait>().is_some());
         if waits || !self.cx.turn.routing().moves.by_id.is_empty() || !self.cx.turn.routing().topology.is_settled() {
             match &*command.name {
                 "FLUSHALL" | "FLUSHDB" => {
@@ -416,7 +418,7 @@ impl Worker {
             let nodes = self.cx.turn.data_nodes().all();
             if let Some(client) = self.cx.down.get_mut(handle) {
                 let since = Since::now(self.cx.turn.shared(), self.cx.turn.routing());
-                nodes.into_iter().for_each(|node| client.written.add(node, since));
+                nodes.into_iter().for_each(|node| client.note_written(node, since));
             }
         }
         let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");
@@ -449,7 +451,7 @@ fn may_still_learn(turn: &Turn, down: &mut Downstreams, handle: Handle) -> bool 
         .nodes()
         .any(|n| turn.shared().with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
     let Some(client) = down.get_mut(handle) else { return false };
-    asked && !std::mem::replace(&mut client.waited_for_learning, asked)
+    client.waits_mut().may_learn(asked)
 }
 
 impl Downstreams {
@@ -474,8 +476,7 @@ fn unknown(turn: &Turn, down: &mut Downstreams, handle: Handle, lookup: &Lookup<
     let name = args.get(0).unwrap_or_default();
     if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
         // A browser was tricked into an HTTP request: reply nothing that a web page could use, as Redis does.
-        let from =
-            down.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+        let from = down.get(handle).map_or_else(String::new, |c| c.identity().origin());
         if let Some(suppressed) = down.http_log.allow(turn.now_us()) {
             tracing::warn!(
                 from,
@@ -624,13 +625,13 @@ pub(super) fn forward(
     let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
     let mut replica = None;
-    if client.reads != Reads::Primary
+    if client.identity().reads() != Reads::Primary
         && !cx.hooks.detour
         && lane == Lane::Main
         && read_only
         && let Some(reads) = client.replica_policy()
     {
-        replica = match cx.up.replica_for(&cx.turn, handle, reads, client.resp3, node) {
+        replica = match cx.up.replica_for(&cx.turn, handle, reads, client.resp3(), node) {
             Ok(link) => link,
             Err(text) => {
                 cx.down.refuse_read(&cx.turn, handle, class, &text);
@@ -642,7 +643,7 @@ pub(super) fn forward(
     if !client.may_take(lane) {
         return Flow::Stall(Stall::Barrier);
     }
-    let link_handle = replica.unwrap_or_else(|| cx.up.shared_link(&cx.turn, node, lane, client.resp3));
+    let link_handle = replica.unwrap_or_else(|| cx.up.shared_link(&cx.turn, node, lane, client.resp3()));
     let Some(link) = cx.up.get(link_handle) else { return Flow::Close };
     let has_room = link.has_room(UNSENT_HIGH);
     if !link.takes_commands() && (replica.is_some() || !cx.up.is_worth_another_try(&cx.turn, link_handle)) {
@@ -652,11 +653,11 @@ pub(super) fn forward(
     if !has_room && cx.up.is_full(link_handle, handle, UNSENT_HIGH) {
         return Flow::Stall(Stall::Upstream);
     }
-    let seq = client.owe_at(Some(node), cx.turn.now_us(), class);
+    let seq = client.replies_mut().owe_at(Some(node), cx.turn.now_us(), class);
     if !read_only {
-        client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+        client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
     }
-    let (database, no_touch) = (client.database, client.no_touch);
+    let (database, no_touch) = (client.database(), client.no_touch());
     let pending = Pending {
         who: handle,
         seq,
@@ -781,7 +782,7 @@ impl Gathers {
             if how != Split::Values
                 && let Some(client) = cx.down.get_mut(handle)
             {
-                client.written.add(part.node, Since::now(cx.turn.shared(), cx.turn.routing()));
+                client.note_written(part.node, Since::now(cx.turn.shared(), cx.turn.routing()));
             }
             request.clear();
             encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);

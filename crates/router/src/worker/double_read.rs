@@ -15,7 +15,8 @@ use switchyard_resp::request::Args;
 
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::{Repeat, Stall};
+use super::downstreams::client::Repeat;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gathers};
 use super::large::{LargeKeys, run_repeat};
@@ -93,8 +94,8 @@ pub(super) fn end_double_read(cx: &mut Context, handle: Handle, asked: PendingDo
     let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
     let Some(client) = cx.down.get_mut(handle) else { return };
     // The node is chosen again: slots are in transit, or the epoch has changed.
-    client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));
-    client.lane = Lane::Large;
+    client.set_state(Repeat { node: NodeId(0), epoch, seq, class, request });
+    client.replies_mut().take_lane(Lane::Large);
     run_repeat(cx, handle);
 }
 
@@ -108,7 +109,7 @@ impl LargeKeys {
         let can_be =
             is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
         let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
-        key.is_some_and(|key| !client.in_multi && !self.suggests(command, key))
+        key.is_some_and(|key| !client.in_multi() && !self.suggests(command, key))
     }
 }
 
@@ -127,7 +128,7 @@ impl Gathers {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.lane = Lane::Rounds;
+        client.replies_mut().take_lane(Lane::Rounds);
         let class = command.class() as u8;
         let Asks { nodes, as_published } = asks;
         let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };

@@ -12,7 +12,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::Gathers;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;

@@ -22,10 +22,13 @@
 //! | `LeavesLine` | pools |
 //! | `OwnWrite` | tracking |
 
+use super::downstreams::client::Upload;
+use super::tracking::Tracked;
+use super::transactions::Session;
 use switchyard_resp::encode;
 
 use super::blocking::{on_unblock, unblock};
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent};
 use super::gather::FoundRedirect;
 use super::monitor::end_monitor;
@@ -84,24 +87,24 @@ impl Worker {
     }
 
     /// Ends everything that a closed client has used.
-    fn on_closed(&mut self, handle: Handle, client: Client) {
-        if client.stall == Stall::Exclusive {
+    fn on_closed(&mut self, handle: Handle, mut client: Client) {
+        if client.stall() == Stall::Exclusive {
             self.cx.up.leave_pools(handle);
         }
-        if let Some(waiting) = &client.waiting {
+        if let Some(waiting) = client.state() {
             leave_line(&self.cx.turn, waiting);
         }
-        let watched = client.session.as_ref().and_then(|s| s.watch.as_ref()).map(|w| w.link);
-        for held in client.held.into_iter().chain(watched) {
+        let watched = client.state::<Session>().and_then(|s| s.watch.as_ref()).map(|w| w.link);
+        for held in client.held().into_iter().chain(watched) {
             self.cx.up.abandon_of(&self.cx.turn, handle, held);
         }
-        if client.monitor {
+        if client.is_monitor() {
             end_monitor(&self.cx.turn, handle);
         }
-        if client.tracked.is_some() {
+        if client.state::<Tracked>().is_some() {
             self.tracking.end_tracking(&self.cx.turn, &mut self.cx.down, handle);
         }
-        if let Some(subscriber) = client.pubsub {
+        if let Some(subscriber) = client.take_state() {
             self.pubsub.forget_subscriber(&self.cx.turn, handle, &subscriber);
         }
     }
@@ -165,9 +168,9 @@ impl Worker {
             Event::FillsLost { node } => self.cx.hooks.link_lost(&self.cx.turn, node),
             Event::OutageOver => dispatch_waiting(&self.cx.turn, &mut self.cx.down),
             Event::Granted { client, link } => {
-                match self.cx.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
+                match self.cx.down.get_mut(client).filter(|client| client.stall() == Stall::Exclusive) {
                     Some(waiting) => {
-                        waiting.held = Some(link);
+                        waiting.hold(link);
                         self.cx.down.unstall(&self.cx.turn, client);
                     }
                     None => self.cx.up.release(&self.cx.turn, link),
@@ -175,13 +178,14 @@ impl Worker {
             }
             Event::Released { client, link } => self.cx.down.forget_held(client, link),
             Event::Refused { client, text } => {
-                if let Some(waiting) = self.cx.down.get_mut(client).filter(|client| client.stall == Stall::Exclusive) {
-                    waiting.refusal = text.map(Into::into).or(waiting.refusal.take());
+                if let Some(waiting) = self.cx.down.get_mut(client).filter(|client| client.stall() == Stall::Exclusive)
+                {
+                    waiting.waits_mut().refuse(text);
                     self.cx.down.unstall(&self.cx.turn, client);
                 }
             }
             Event::Room { client } => {
-                if self.cx.down.get(client).is_some_and(|client| client.stall == Stall::Upstream) {
+                if self.cx.down.get(client).is_some_and(|client| client.stall() == Stall::Upstream) {
                     self.cx.down.unstall(&self.cx.turn, client);
                 }
             }
@@ -200,12 +204,15 @@ impl Worker {
             | Purpose::ExecWithoutMulti
             | Purpose::Watch
             | Purpose::Wait => {
-                let holds = self.cx.down.get(pending.who).is_some_and(|c| c.held == Some(link));
-                let streamed =
-                    self.cx.down.get(pending.who).is_some_and(|c| c.is_streaming() && c.is_first(pending.seq));
+                let holds = self.cx.down.get(pending.who).is_some_and(|c| c.held() == Some(link));
+                let streamed = self
+                    .cx
+                    .down
+                    .get(pending.who)
+                    .is_some_and(|c| c.replies().is_streaming() && c.replies().is_first(pending.seq));
                 if holds && let Some(client) = self.cx.down.get_mut(pending.who) {
-                    client.held = None;
-                    if let Some(upload) = client.upload.as_deref_mut() {
+                    client.take_held();
+                    if let Some(upload) = client.state_mut::<Upload>() {
                         upload.link = None;
                     }
                 }

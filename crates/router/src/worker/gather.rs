@@ -198,7 +198,7 @@ impl Gathers {
         let FanOut { client, lane, reach, requests, class, whole } = fan_out;
         if !matches!(whole, Aggregation::Info { .. }) {
             // Cached replies of nodes (INFO) must not be used for later commands of this client.
-            down.get_mut(client).into_iter().for_each(|client| client.wrote_us = turn.now_us());
+            down.get_mut(client).into_iter().for_each(|client| client.replies_mut().note_write(turn.now_us()));
         }
         let Some(gather) = self.begin_gather(turn, down, client, class, 0, whole) else { return Flow::Close };
         self.requests.push_back(GatherRequest::Every { gather, lane, reach, requests, class });
@@ -355,8 +355,8 @@ impl Gathers {
     ) -> Option<Handle> {
         let client = down.get_mut(client_handle)?;
         let seq = client.owe(turn.now_us(), class);
-        let database = client.database;
-        let _quiet = client.quieting.take();
+        let database = client.database();
+        let _quiet = client.take_state::<QuiesceWait>();
         let parts_of = vec![None; parts];
         let epoch = turn.routing().topology.epoch();
         let nodes = Vec::new();
@@ -434,8 +434,7 @@ impl Gathers {
             (Aggregation::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
             (Aggregation::Monitor, None) => {
                 if let Some(client) = down.get_mut(gather.client) {
-                    client.monitor = true;
-                    client.update_gate();
+                    client.set_monitor(true);
                 }
                 encode::simple(&mut out, "OK");
             }
@@ -454,7 +453,7 @@ impl Gathers {
                     turn.shared().with_facts(*node, |f| f.databases = f.databases.max(database + 1));
                 }
                 if let Some(client) = down.get_mut(gather.client) {
-                    client.database = database;
+                    client.select(database);
                 }
                 encode::simple(&mut out, "OK");
             }
@@ -496,7 +495,7 @@ impl Gathers {
     ) {
         let known = self.get(gather).and_then(|g| {
             let client = cx.down.get(g.client)?;
-            Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
+            Some((client.resp3(), client.no_touch(), g.database, g.epoch as u32, g.whole.is_long()))
         });
         let Some((resp3, no_touch, database, epoch, is_long)) = known else {
             self.all.remove(gather);
@@ -596,7 +595,7 @@ impl Gathers {
         gather.parts = vec![None; nodes.len()];
         gather.left = nodes.len();
         let is_select = matches!(gather.whole, Aggregation::Select { .. });
-        let resp3 = cx.down.get(gather.client).is_some_and(|client| client.resp3);
+        let resp3 = cx.down.get(gather.client).is_some_and(|client| client.resp3());
         for (part, node) in nodes.into_iter().enumerate() {
             // Slow commands may take arbitrarily long, and the reply of an excused node is not worth the wait.
             let lane = if excused.contains(&node) { Lane::Main } else { lane };
@@ -635,7 +634,7 @@ impl Gathers {
         }
         let Some(gather) = self.all.remove(handle) else { return };
         let (client, seq) = (gather.client, gather.seq);
-        let Some(resp3) = cx.down.get(client).map(|c| c.resp3) else { return };
+        let Some(resp3) = cx.down.get(client).map(|c| c.resp3()) else { return };
         let gather = match gather {
             Gather { whole: Aggregation::Rounds(_), .. } => {
                 return self.end_round(&cx.turn, &cx.up, &mut cx.down, gather, resp3);

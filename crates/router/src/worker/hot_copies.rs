@@ -6,6 +6,7 @@
 //!
 //! Functions rather than methods of `Worker`: they own [`HotCopyStore`], and get the rest as an argument.
 
+use super::tracking::Tracked;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,11 +25,9 @@ use tracing::{info, warn};
 
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
-use super::downstreams::output::give;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, writes};
-use super::login::guard;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
@@ -206,22 +205,22 @@ pub(super) fn copied(
     if hot.share.is_over() {
         return Some(Flow::Later);
     }
-    let has_waited = std::mem::take(&mut client.has_waited_for_fill);
+    let has_waited = client.waits_mut().take_fill();
     if observers.detour || !takes_copies(client) {
         return None;
     }
     let quick = rapidhash::v3::rapidhash_v3(raw);
-    let (database, resp3) = (client.database, client.resp3);
+    let (database, resp3) = (client.database(), client.resp3());
     // Commands of a client in one pipeline to a node are executed in order.
     if let Some(again) = hot.copies.find_recent(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
-        && !client.is_under_way_at(again.node)
+        && !client.replies().is_under_way_at(again.node)
     {
-        let seq = client.owe_at(None, now_us, command.class() as u8);
+        let seq = client.replies_mut().owe_at(None, now_us, command.class() as u8);
         observers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
         counters.hot.hits.add(1);
         hot.share.record(again.reply.len());
-        give(client, counters, seq, again.reply, false, now_us);
-        let is_special = client.gated;
+        client.give(counters, seq, again.reply, false, now_us);
+        let is_special = client.is_gated();
         down.mark(handle);
         if is_special {
             cx.down.after_delivery(&cx.turn, handle);
@@ -229,7 +228,7 @@ pub(super) fn copied(
         return Some(Flow::Next);
     }
     let node = routing.topology.lives_at(key);
-    if client.is_under_way_at(node) {
+    if client.replies().is_under_way_at(node) {
         return None;
     }
     let asked = ReadRequest { hash: hot.hash(key), key, database, request: raw, node, resp3 };
@@ -266,7 +265,7 @@ pub(super) fn copied(
 /// reads from replicas; not if commands on another lane are in flight.
 #[inline]
 fn takes_copies(client: &mut Client) -> bool {
-    client.tracked.is_none() && client.reads == Reads::Primary && client.may_take(Lane::Main)
+    client.state::<Tracked>().is_none() && client.identity().reads() == Reads::Primary && client.may_take(Lane::Main)
 }
 
 /// Answers a command that is split by keys from copies: EXISTS of one key, and MGET.
@@ -307,7 +306,7 @@ fn copied_values(
     if cx.hooks.hot.share.is_over() {
         return Some(Flow::Later);
     }
-    let (database, resp3) = (client.database, client.resp3);
+    let (database, resp3) = (client.database(), client.resp3());
     let class = command.class() as u8;
     let large = routing.live.large_value;
     let mut answer = Vec::new();
@@ -318,7 +317,7 @@ fn copied_values(
         request.clear();
         encode::command(&mut request, [&b"GET"[..], key]);
         let node = routing.topology.lives_at(key);
-        if cx.down.get(handle)?.is_under_way_at(node) {
+        if cx.down.get(handle)?.replies().is_under_way_at(node) {
             return None;
         }
         let Context { hooks: observers, turn, .. } = cx;
@@ -474,10 +473,10 @@ pub(super) fn fill_too_large(turn: &Turn, down: &mut Downstreams, hooks: &mut Co
 
 /// Ends a client's wait for a fill.
 pub(super) fn go_on(turn: &Turn, down: &mut Downstreams, handle: Handle) {
-    if let Some(client) = down.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
-        client.has_waited_for_fill = true;
+    if let Some(client) = down.get_mut(handle).filter(|client| client.stall() == Stall::Fill) {
+        client.waits_mut().fill_over();
         // The same command will be dispatched again.
-        client.was_counted = client.guard & guard::COUNTED != 0;
+        client.note_counted();
         down.unstall(turn, handle);
     }
 }
@@ -547,12 +546,14 @@ fn hold_waiting(cx: &mut Context) {
             continue;
         }
         // After a timeout, the client may already have another command elsewhere.
-        let Some(client) = cx.down.get(link.holder()).filter(|client| client.held == Some(handle)) else {
+        let Some(client) = cx.down.get(link.holder()).filter(|client| client.held() == Some(handle)) else {
             continue;
         };
         // Unknown keys delay fills from the node.
-        let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
-        let database = client.database;
+        let Some(request) = client.state().map(|waiting: &super::reissued::Waiting| waiting.request().to_vec()) else {
+            continue;
+        };
+        let database = client.database();
         let end = cx.hooks.hold(&cx.turn, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
         let generation = cx.hooks.hot.generation;
         if let Some(link) = cx.up.get_mut(handle) {

@@ -13,7 +13,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::local::{fleet_version, oldest};
@@ -453,13 +453,13 @@ impl Gathers {
         if asked == 0 && shows(&sections, "switchyard") {
             asked = WHO_ANSWERS;
         }
-        let (wrote_us, in_flight, resp3) = (client.wrote_us, client.in_flight(), client.resp3);
+        let (wrote_us, in_flight, resp3) = (client.replies().wrote_us(), client.in_flight(), client.resp3());
         let mut none = Digest::default();
         let is_fresh = |digest: &&Digest| {
             asked & !digest.sections == 0
                 && turn.now_us() < digest.queried_us + FRESH_US
                 && in_flight == 0
-                && (wrote_us == 0 || wrote_us + FRESH_US < digest.queried_us)
+                && wrote_us.is_none_or(|us| us + FRESH_US < digest.queried_us)
         };
         let timeout_us = timeout_of(turn, down, handle);
         let (silent, talking): (Vec<_>, Vec<_>) =

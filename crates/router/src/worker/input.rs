@@ -3,6 +3,8 @@
 //! A command is dispatched as soon as its bytes have arrived, and again from its start when its stall has ended, so no
 //! intermediate state is kept.
 
+use super::downstreams::client::Repeat;
+use super::downstreams::client::Upload;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::debug;
 
@@ -10,14 +12,15 @@ use super::accept::handshake_failed;
 use super::context::Context;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::{ReplyMode, Stall};
+use super::downstreams::replies::ReplyMode;
+use super::downstreams::waits::Stall;
 use super::large::run_repeat;
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
 use super::transport::Received;
 use super::turn::Turn;
 use super::wait::go_on_waiting;
-use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
+use super::{OUTPUT_HIGH, Worker};
 use crate::slab::Handle;
 
 /// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).
@@ -27,11 +30,12 @@ impl Worker {
     /// Reads once. The rest is read in the next turn, so that one busy client does not delay others.
     pub(super) fn read_client(&mut self, handle: Handle, buffer: &mut [u8]) {
         let Some(client) = self.cx.down.get_mut(handle) else { return };
-        client.readable = true;
-        if client.stall != Stall::None || client.closing || client.half_closed {
-            if client.closing {
+        client.input_mut().note_readable(true);
+        if client.is_stalled() || client.input().is_closing() || client.input().has_ended() {
+            if client.input().is_closing() {
                 discard_input(&self.cx.turn, &mut self.cx.down, handle, buffer);
-            } else if (client.stall == Stall::Blocked || client.is_reissued()) && client.hangup || is_abandoned(client)
+            } else if (client.stall() == Stall::Blocked || client.is_reissued()) && client.input().has_hung_up()
+                || is_abandoned(client)
             {
                 // As in Redis: a client that has disconnected does not wait, whatever it has sent after the command.
                 self.cx.turn.counters().ended.add(1);
@@ -40,28 +44,27 @@ impl Worker {
             return;
         }
         self.sender.batching.note(client);
-        let handshaking = client.is_handshaking();
-        let read = client.receive(buffer, self.cx.turn.now_us());
+        let handshaking = client.socket().is_handshaking();
+        let read = client.socket_mut().receive(buffer, self.cx.turn.now_us());
         match read {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
-                client.half_closed = true;
+                client.input_mut().end();
                 self.cx.turn.counters().ended.add(1);
                 self.cx.down.close_if_done(&self.cx.turn, handle);
             }
             Ok(Received { count, more }) => {
                 self.cx.turn.counters().bytes_received.add(count as u64);
-                client.readable = more || client.hangup;
-                if client.readable {
+                if client.input_mut().note_read(more) {
                     self.cx.down.read_later(handle);
                 }
                 self.take_input(handle, &buffer[..count]);
             }
-            Err(rustix::io::Errno::AGAIN) => client.readable = false,
+            Err(rustix::io::Errno::AGAIN) => client.input_mut().note_readable(false),
             Err(rustix::io::Errno::INTR) => self.cx.down.read_later(handle),
             Err(_) => {
                 if handshaking {
-                    let why = client.tls_failure();
+                    let why = client.socket().tls_failure();
                     handshake_failed(
                         &self.cx.turn,
                         &mut self.cx.down,
@@ -77,19 +80,15 @@ impl Worker {
 
     fn take_input(&mut self, handle: Handle, bytes: &[u8]) {
         let Some(client) = self.cx.down.get_mut(handle) else { return };
-        if client.input.is_empty() {
+        if client.input().is_empty() {
             let taken = self.process(handle, bytes);
             if let Some(client) = self.cx.down.get_mut(handle)
                 && taken < bytes.len()
             {
-                client.input.extend_from_slice(&bytes[taken..]);
-                client.input_at = 0;
+                client.input_mut().keep(&bytes[taken..]);
             }
         } else {
-            let missing =
-                client.scanner.as_ref().map_or(0, |scanner| scanner.missing(&client.input[client.input_at..]));
-            make_room(&mut client.input, bytes.len(), missing);
-            client.input.extend_from_slice(bytes);
+            client.input_mut().append(bytes);
             self.process_input(handle);
         }
     }
@@ -97,29 +96,17 @@ impl Worker {
     /// Processes the client's buffered input.
     fn process_input(&mut self, handle: Handle) {
         let Some(client) = self.cx.down.get_mut(handle) else { return };
-        let mut input = std::mem::take(&mut client.input);
-        let at = client.input_at;
+        let (input, at) = client.input_mut().take();
         let taken = at + self.process(handle, &input[at..]);
-        let Some(client) = self.cx.down.get_mut(handle) else { return };
-        if taken == input.len() {
-            input.clear();
-            if input.capacity() > QUIET_CAPACITY {
-                input = Vec::new();
-            }
-            client.input_at = 0;
-        } else if taken > 64 << 10 && taken * 2 > input.len() {
-            input.drain(..taken);
-            client.input_at = 0;
-        } else {
-            client.input_at = taken;
+        if let Some(client) = self.cx.down.get_mut(handle) {
+            client.input_mut().put_back(input, taken);
         }
-        client.input = input;
     }
 
     /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
-        let held = self.cx.down.get(handle).and_then(|client| client.held);
+        let held = self.cx.down.get(handle).and_then(|client| client.held());
         if let Some(held) = held.filter(|held| self.cx.up.get(*held).is_some_and(|link| link.is_unused_by(handle))) {
             self.cx.down.give_back(handle, held);
         }
@@ -127,27 +114,29 @@ impl Worker {
 
     fn go_on(&mut self, handle: Handle) {
         let Some(client) = self.cx.down.get_mut(handle) else { return };
-        if client.is_reissued() && client.stall != Stall::Exclusive {
+        if client.is_reissued() && client.stall() != Stall::Exclusive {
             self.reissued_commands.issue_again(&mut self.cx, handle);
             return;
         }
         // First: since the end of the wait, further input may have caused another stall, which only the reply to the
         // repeat ends.
-        if client.repeat.is_some() && (client.stall == Stall::Exclusive || !run_repeat(&mut self.cx, handle)) {
+        if client.state::<Repeat>().is_some()
+            && (client.stall() == Stall::Exclusive || !run_repeat(&mut self.cx, handle))
+        {
             return;
         }
         go_on_waiting(&mut self.cx, handle);
         let Some(client) = self.cx.down.get_mut(handle) else { return };
-        if client.stall != Stall::None {
+        if client.is_stalled() {
             return;
         }
-        if client.input_at < client.input.len() {
+        if client.input().has_unparsed() {
             self.process_input(handle);
         }
         if let Some(client) = self.cx.down.get_mut(handle)
-            && client.stall == Stall::None
+            && !client.is_stalled()
         {
-            if client.readable {
+            if client.input().is_readable() {
                 self.cx.down.read_later(handle);
             }
             self.cx.down.close_if_done(&self.cx.turn, handle);
@@ -157,7 +146,7 @@ impl Worker {
     /// Dispatches the commands at the start of `bytes` and returns their length.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
         let Some(client) = self.cx.down.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
-        let (kept, before) = (client.scanner.take(), client.unsent());
+        let (kept, before) = (client.input_mut().take_scanner(), client.unsent());
         let routing = self.cx.turn.routing().clone();
         let mut scanner = std::mem::take(&mut self.cx.down.scanner);
         if let Some(kept) = kept {
@@ -167,10 +156,10 @@ impl Worker {
         let mut failed = None;
         self.cx.hooks.hot.begin_run(self.cx.turn.now_us());
         while let Some(client) = self.cx.down.get_mut(handle) {
-            if client.stall != Stall::None || client.closing {
+            if client.is_stalled() || client.input().is_closing() {
                 break;
             }
-            if client.upload.is_some() {
+            if client.state::<Upload>().is_some() {
                 match self.upload(handle, &routing, &bytes[pos..]) {
                     Ok((taken, done)) => {
                         pos += taken;
@@ -188,12 +177,12 @@ impl Worker {
             if pos == bytes.len() {
                 break;
             }
-            if !client.has_room(routing.live.client_pipeline_max) {
+            if !client.replies().has_room(routing.live.client_pipeline_max) {
                 self.cx.down.stall(&self.cx.turn, handle, Stall::Pipeline);
                 break;
             }
             if client.unsent() > OUTPUT_HIGH {
-                if !client.writes_first() && !self.cx.down.flush_client(&self.cx.turn, handle) {
+                if !client.socket().writes_first() && !self.cx.down.flush_client(&self.cx.turn, handle) {
                     self.cx.down.stall(&self.cx.turn, handle, Stall::Output);
                     break;
                 }
@@ -208,8 +197,8 @@ impl Worker {
             let Some(client) = self.cx.down.get_mut(handle) else { break };
             let limits = Limits {
                 argument_max: routing.live.argument_max,
-                large: if client.buffer_large { usize::MAX } else { routing.live.large_value },
-                authenticated: client.authenticated,
+                large: if client.input().collects_large() { usize::MAX } else { routing.live.large_value },
+                authenticated: client.identity().is_authenticated(),
             };
             let flow = match scanner.scan(&bytes[pos..], &limits) {
                 Ok(Scan::Complete { len, canonical }) => {
@@ -247,7 +236,7 @@ impl Worker {
                     let header = &bytes[pos..pos + data];
                     match self.dispatch_large(&routing, handle, header, &scanner.args(header), len, after) {
                         Flow::Buffer => {
-                            self.cx.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = true);
+                            self.cx.down.get_mut(handle).into_iter().for_each(|c| c.input_mut().collect_large());
                             continue;
                         }
                         flow => (flow, data),
@@ -265,7 +254,7 @@ impl Worker {
                 (Flow::Next, len) => {
                     pos += len;
                     scanner.reset();
-                    self.cx.down.get_mut(handle).into_iter().for_each(|c| c.buffer_large = false);
+                    self.cx.down.get_mut(handle).into_iter().for_each(|c| c.input_mut().command_taken());
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();
@@ -293,7 +282,7 @@ impl Worker {
             pos = bytes.len();
         }
         if let Some(client) = self.cx.down.get_mut(handle) {
-            if client.closing {
+            if client.input().is_closing() {
                 pos = bytes.len();
             } else if bytes.len() - pos > REQUEST_MAX {
                 scanner.reset();
@@ -301,7 +290,7 @@ impl Worker {
                 pos = bytes.len();
             } else if scanner.is_mid_command() && bytes.len() - pos > 16 << 10 {
                 // Worth keeping. A small command is scanned again from its start.
-                client.scanner = Some(Box::new(std::mem::take(&mut scanner)));
+                client.input_mut().keep_scanner(std::mem::take(&mut scanner));
             }
         }
         scanner.reset();
@@ -315,17 +304,6 @@ fn discard_input(turn: &Turn, down: &mut Downstreams, handle: Handle, buffer: &m
     let Some(client) = down.get_mut(handle) else { return };
     if client.discard_input(buffer) {
         down.close_client(turn, handle);
-    }
-}
-
-/// Reserves space for `more` bytes in a buffer that collects a request with `missing` declared bytes left. A vector
-/// that grows on its own doubles: a request of 80 MB would use up to 160 MB, and its client would appear bigger than it
-/// is (`memory-max`).
-fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
-    if missing > 0 && buffer.capacity() - buffer.len() < more {
-        // Not all at once, because declared bytes may never arrive. Not too little, because each step may copy
-        // everything.
-        buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
     }
 }
 
@@ -345,44 +323,15 @@ impl Downstreams {
 fn protocol_error(cx: &mut Context, handle: Handle, error: ProtocolError) {
     cx.turn.counters().protocol_errors.add(1);
     let Some(client) = cx.down.get_mut(handle) else { return };
-    debug!(client = client.details.id, %error, "closing a client");
-    client.reply_mode = ReplyMode::On;
+    debug!(client = client.identity().id(), %error, "closing a client");
+    client.replies_mut().set_mode(ReplyMode::On);
     let mut reply = Vec::new();
     switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
     // The rest of an upload is not sent, and its reply is not awaited.
-    let upload = client.upload.take().and_then(|upload| upload.link);
+    let upload = client.take_state::<Upload>().and_then(|upload| upload.link);
     match upload.and_then(|link| cx.up.give_up_upload(link)) {
         Some(seq) => cx.down.deliver(&cx.turn, handle, seq, &reply),
         None => cx.down.answer(&cx.turn, handle, 0, &reply),
     }
     cx.down.close_after_replies(handle);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_collected_request_needs_little_extra_memory_and_few_copies() {
-        let declared = 80 << 20;
-        for first in [45, 1000, 16 << 10, 64_000, 82_000, 128 << 10] {
-            let (mut buffer, mut grown) = (Vec::with_capacity(first), 0);
-            buffer.resize(first, 0u8);
-            while buffer.len() < declared {
-                let piece = (128 << 10).min(declared - buffer.len());
-                let (before, missing) = (buffer.capacity(), declared - buffer.len());
-                make_room(&mut buffer, piece, missing);
-                buffer.resize(buffer.len() + piece, 0);
-                grown += usize::from(buffer.capacity() != before);
-                assert!(
-                    buffer.capacity() <= (2 * buffer.len()).max(first + (128 << 10)),
-                    "{} for {}",
-                    buffer.capacity(),
-                    buffer.len()
-                );
-            }
-            assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
-            assert!(grown <= 25, "copied {grown} times after {first}");
-        }
-    }
 }

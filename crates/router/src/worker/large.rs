@@ -21,7 +21,8 @@ use super::checkout::{Acquired, acquire, push_exclusive, take_exclusive};
 use super::context::Context;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::{Repeat, Stall, Upload};
+use super::downstreams::client::{Repeat, Upload};
+use super::downstreams::waits::Stall;
 use super::hot_copies::{fill_too_large, hold_uploaded};
 use super::keyed::Call;
 use super::login::may_begin;
@@ -97,10 +98,10 @@ impl Worker {
         after: usize,
     ) -> Flow {
         let Lookup::Command(command) = routing.commands.find(args) else { return Flow::Buffer };
-        if self.pauses.is_any() || !self.monitors.is_empty() || self.cx.down.get(handle).is_some_and(|c| c.gated) {
+        if self.pauses.is_any() || !self.monitors.is_empty() || self.cx.down.get(handle).is_some_and(|c| c.is_gated()) {
             return Flow::Buffer; // special cases are handled with complete commands
         }
-        let in_multi = self.cx.down.get(handle).is_some_and(|c| c.in_multi);
+        let in_multi = self.cx.down.get(handle).is_some_and(|c| c.in_multi());
         if in_multi
             || command.handling != Handling::Keyed
             || command.flags.has(Flags::BLOCKING)
@@ -124,12 +125,12 @@ impl Worker {
                 Transit::Instead(flow) => {
                     if let Some(client) = self.cx.down.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: the rest of its input is discarded.
-                        client.upload = Some(Box::new(Upload {
+                        client.set_state(Upload {
                             link: None,
                             follower: Follower::new(len, after),
                             writes: false,
                             keys: Box::default(),
-                        }));
+                        });
                     }
                     return flow;
                 }
@@ -157,13 +158,13 @@ impl Worker {
             link.note_slow(command.flags.has(Flags::SLOW));
         }
         if let Some(client) = self.cx.down.get_mut(handle) {
-            client.written.add(node, Since::now(self.cx.turn.shared(), self.cx.turn.routing()));
-            client.upload = Some(Box::new(Upload {
+            client.note_written(node, Since::now(self.cx.turn.shared(), self.cx.turn.routing()));
+            client.set_state(Upload {
                 link,
                 follower: Follower::new(len, after),
                 writes: may_write(command),
                 keys: written,
-            }));
+            });
         }
         self.cx.turn.counters().commands[usize::from(class)].add(1);
         Flow::Next
@@ -176,7 +177,7 @@ impl Worker {
         routing: &RoutingSnapshot,
         bytes: &[u8],
     ) -> Result<(usize, bool), ProtocolError> {
-        let upload = self.cx.down.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
+        let upload = self.cx.down.get(handle).and_then(|c| c.state::<Upload>()).map(|u| (u.link, u.writes));
         let Some((link, writes)) = upload else { return Ok((0, false)) };
         if self.pauses.holds_back(writes) {
             // The node executes nothing before the end of the upload.
@@ -190,10 +191,10 @@ impl Worker {
             return Ok((0, false));
         }
         let Some(client) = self.cx.down.get_mut(handle) else { return Ok((0, false)) };
-        let Some(upload) = client.upload.as_deref_mut() else { return Ok((0, false)) };
+        let Some(upload) = client.state_mut::<Upload>() else { return Ok((0, false)) };
         let limits = Limits { argument_max: routing.live.argument_max, large: usize::MAX, authenticated: true };
         let (taken, done) = upload.follower.follow(bytes, &limits)?;
-        let written = if done { client.upload.take().map(|upload| upload.keys) } else { None };
+        let written = if done { client.take_state::<Upload>().map(|upload| upload.keys) } else { None };
         if let (Some(link), Some(written)) = (link, written) {
             hold_uploaded(&mut self.cx.up, &mut self.cx.hooks, link, &written);
         }
@@ -242,9 +243,9 @@ impl Worker {
                 // It must not be repeated: stream it if it is next.
                 let Some(client) = self.cx.down.get_mut(pending.who) else { return false };
                 let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
-                if client.is_first(pending.seq) && !is_own {
+                if client.replies().is_first(pending.seq) && !is_own {
                     let failed = reply::is_error(part);
-                    client.begin_stream(failed);
+                    client.replies_mut().begin_stream(failed);
                     if failed {
                         self.cx.turn.counters().errors.count(part);
                     }
@@ -261,7 +262,7 @@ impl Worker {
                     return false;
                 }
                 warn!(
-                    client = client.details.id,
+                    client = client.identity().id(),
                     bytes, "disconnecting a client whose unread replies exceed its limit (output-limit)"
                 );
                 self.cx.turn.counters().cut_output.add(1);
@@ -288,7 +289,7 @@ fn key_hash(key: &[u8]) -> u64 {
 
 impl LargeKeys {
     fn remember_large(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
-        let Some(request) = down.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else {
+        let Some(request) = down.get(handle).and_then(|c| c.state::<Repeat>()).map(|r| &r.request) else {
             return;
         };
         let Some(scanner) = Scanner::again(request) else {
@@ -315,7 +316,7 @@ pub(super) fn pass_piece(turn: &Turn, down: &mut Downstreams, client: Handle, pi
         return false;
     }
     down.flush_client(turn, client);
-    down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.writes_first())
+    down.get(client).is_some_and(|c| c.unsent() >= OUTPUT_HIGH / 4 && !c.socket().writes_first())
 }
 
 /// Sends a complete request on an exclusive connection.
@@ -370,14 +371,14 @@ fn send_large(
 
 /// Starts the repeat of a read when a connection is available. Returns false while the client waits for one.
 pub(super) fn run_repeat(cx: &mut Context, handle: Handle) -> bool {
-    let Some(mut repeat) = cx.down.get_mut(handle).and_then(|c| c.repeat.take()) else { return true };
+    let Some(mut repeat) = cx.down.get_mut(handle).and_then(|c| c.take_state::<Repeat>()) else { return true };
     // The keys may have moved since the first attempt.
     if !cx.turn.routing().topology.is_settled() || cx.turn.routing().topology.epoch() as u32 != repeat.epoch {
         match place_again(&cx.turn, &mut cx.down, &mut cx.hooks, handle, &repeat.request) {
             Ok(Some((node, _))) => repeat.node = node,
             Ok(None) => {
                 if let Some(client) = cx.down.get_mut(handle) {
-                    client.repeat = Some(repeat);
+                    client.set_state(*repeat);
                 }
                 return false;
             }
@@ -393,7 +394,7 @@ pub(super) fn run_repeat(cx: &mut Context, handle: Handle) -> bool {
     let acquired = acquire(cx, handle, repeat.node, Lane::Large);
     if matches!(acquired, Acquired::Wait) {
         if let Some(client) = cx.down.get_mut(handle) {
-            client.repeat = Some(repeat);
+            client.set_state(*repeat);
         }
         return false;
     }
@@ -409,13 +410,15 @@ impl LargeKeys {
         let node = link.node();
         let request = link.head_request().to_vec();
         let Some(client) = cx.down.get_mut(pending.who) else { return false };
-        if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
+        if !client.replies().is_last(pending.seq)
+            || client.stall() == Stall::Exclusive
+            || client.state::<Upload>().is_some()
+        {
             return false;
         }
-        client.repeat =
-            Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
+        client.set_state(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request });
         // Later commands wait for it.
-        client.lane = Lane::Large;
+        client.replies_mut().take_lane(Lane::Large);
         self.remember_large(&cx.turn, &mut cx.down, pending.who);
         let who = pending.who;
         // Started now, whatever else the client waits for: a barrier or a full pipeline only ends with this reply.

@@ -10,7 +10,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
@@ -120,7 +120,7 @@ impl Gathers {
         let now_us = turn.now_us();
         let since = Since::now(turn.shared(), turn.routing());
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
-        nodes.iter().for_each(|node| client.written.add(*node, since));
+        nodes.iter().for_each(|node| client.note_written(*node, since));
         if nodes.len() == 1 {
             return self.fan_out(
                 turn,
@@ -138,11 +138,11 @@ impl Gathers {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.wrote_us = now_us;
+        client.replies_mut().note_write(now_us);
         let mut look = Vec::new();
         encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
         let asks = nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![look.clone()] }).collect();
-        let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.quieting.take() };
+        let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.take_state::<QuiesceWait>() };
         self.begin_alone(turn, down, handle, class, Box::new(change), asks)
     }
 }

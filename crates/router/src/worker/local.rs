@@ -3,6 +3,9 @@
 //! Commands that only need the client are here; families of commands have their own files (`acl`, `cluster`, `info`,
 //! `client_commands`, `config_commands`).
 
+use super::pubsub::Subscriber;
+use super::tracking::Tracked;
+use super::transactions::Session;
 use std::sync::Arc;
 
 use switchyard_resp::command::{Command, Local, Merge};
@@ -16,7 +19,7 @@ use super::acl::{acl, awaits_users};
 use super::cluster::cluster_mode;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::{ReplyMode, Stall};
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::login::{Login, become_user, login};
@@ -47,7 +50,7 @@ impl Worker {
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
+        let resp3 = client.resp3();
         let mut out = Vec::new();
         match local {
             Local::Ping if args.len() > 2 => {
@@ -78,7 +81,7 @@ impl Worker {
             Local::Auth => return auth(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
-                if let Some(subscriber) = client.pubsub.take() {
+                if let Some(subscriber) = client.take_state::<Subscriber>() {
                     self.pubsub.forget_subscriber(&self.cx.turn, handle, &subscriber);
                 }
                 self.cx.down.answer(&self.cx.turn, handle, class, b"+OK\r\n");
@@ -96,19 +99,10 @@ impl Worker {
                 }
                 discard(&mut self.cx.down, handle);
                 let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-                client.resp3 = false;
-                client.database = routing.live.database;
-                // A pending SKIP is still applied, as by a server.
-                if client.reply_mode == ReplyMode::Off {
-                    client.reply_mode = ReplyMode::On;
-                }
-                client.details.name.clear();
-                client.details.no_evict = false;
-                client.no_touch = false;
-                let subscriber = client.pubsub.take();
-                let monitor = std::mem::take(&mut client.monitor);
-                let tracked = client.tracked.is_some();
-                client.update_gate();
+                client.reset(routing.live.database);
+                let subscriber = client.take_state::<Subscriber>();
+                let monitor = client.set_monitor(false);
+                let tracked = client.state::<Tracked>().is_some();
                 if monitor {
                     end_monitor(&self.cx.turn, handle);
                 }
@@ -189,7 +183,7 @@ impl Worker {
                 return transaction(&mut self.cx, routing, handle, local, command, raw, args);
             }
             Local::Wait => return self.reissued_commands.wait(&mut self.cx, routing, handle, command, raw, args),
-            Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
+            Local::AclWhoami => encode::bulk(&mut out, client.identity().user().name().as_bytes()),
             Local::AclChange => {
                 return self.gathers.change_users(&self.cx.turn, &mut self.cx.down, handle, class, args);
             }
@@ -279,8 +273,8 @@ pub(super) fn close_clients_elsewhere(turn: &Turn, down: &mut Downstreams) {
     let mut closed = 0_usize;
     for handle in down.handles() {
         let Some(client) = down.get(handle) else { continue };
-        let selected = client.session.iter().flat_map(|session| session.selects());
-        if selected.chain([client.database]).any(|database| other_database(&live, database).is_some()) {
+        let selected = client.state::<Session>().into_iter().flat_map(|session| session.selects());
+        if selected.chain([client.database()]).any(|database| other_database(&live, database).is_some()) {
             down.close_client(turn, handle);
             closed += 1;
         }
@@ -331,9 +325,9 @@ pub(super) fn fleet_version(turn: &Turn, routing: &RoutingSnapshot) -> (&'static
 /// Returns the description of a client for operator commands.
 pub(super) fn asker(down: &Downstreams, handle: Handle) -> Option<CallingClient> {
     let client = down.get(handle)?;
-    let address = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-    let who = format!("the user {} from {address}", client.user.name());
-    Some(CallingClient { who, may_operate: client.user.is_operator(), resp3: client.resp3 })
+    let address = client.identity().origin();
+    let who = format!("the user {} from {address}", client.identity().user().name());
+    Some(CallingClient { who, may_operate: client.identity().user().is_operator(), resp3: client.resp3() })
 }
 
 fn auth(
@@ -390,11 +384,11 @@ fn hello(
         };
     }
     let Some(client) = down.get(handle) else { return Flow::Close };
-    if (protocol.is_some_and(|p| p != client.resp3) && client.in_flight() > 0) || awaits_users(down, handle) {
+    if (protocol.is_some_and(|p| p != client.resp3()) && client.in_flight() > 0) || awaits_users(down, handle) {
         // Replies to commands in flight still use the old protocol version.
         return Flow::Stall(Stall::Barrier);
     }
-    let authenticated = client.authenticated;
+    let authenticated = client.identity().is_authenticated();
     let mut user = None;
     let mut name = None;
     let mut index = 2;
@@ -440,10 +434,10 @@ fn hello(
     }
     let Some(client) = down.get_mut(handle) else { return Flow::Close };
     if let Some(name) = name {
-        client.details.name = name;
+        client.identity_mut().rename(name);
     }
-    client.resp3 = protocol.unwrap_or(client.resp3);
-    let resp3 = client.resp3;
+    client.speak(protocol.unwrap_or(client.resp3()));
+    let resp3 = client.resp3();
     let mut out = Vec::new();
     encode::map(&mut out, 7, resp3);
     for (field, value) in [("server", server), ("version", &version)] {
@@ -453,7 +447,7 @@ fn hello(
     encode::bulk(&mut out, b"proto");
     encode::integer(&mut out, if resp3 { 3 } else { 2 });
     encode::bulk(&mut out, b"id");
-    encode::integer(&mut out, client.details.id as i64);
+    encode::integer(&mut out, client.identity().id() as i64);
     for (field, value) in [("mode", mode), ("role", "master")] {
         encode::bulk(&mut out, field.as_bytes());
         encode::bulk(&mut out, value.as_bytes());
@@ -504,12 +498,12 @@ impl Gathers {
         }
         let known = turn.shared().has_database(&turn.data_nodes().all(), database);
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
-        if client.lane == Lane::Rounds && client.in_flight() > 0 {
+        if client.replies().are_under_way_on(Lane::Rounds) {
             // An earlier SELECT is pending: its result must not come after this one.
             return Flow::Stall(Stall::Barrier);
         }
         if known {
-            client.database = database;
+            client.select(database);
             down.answer(turn, handle, class, b"+OK\r\n");
             return Flow::Next;
         }
@@ -517,7 +511,7 @@ impl Gathers {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.lane = Lane::Rounds;
+        client.replies_mut().take_lane(Lane::Rounds);
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
         // A node without keys that lacks the database must refuse now, before it gets keys. A node that is down is
@@ -549,7 +543,7 @@ impl Gathers {
         class: u8,
         args: &Args<'_>,
     ) -> Flow {
-        let resp3 = down.get(handle).is_some_and(|c| c.resp3);
+        let resp3 = down.get(handle).is_some_and(|c| c.resp3());
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {

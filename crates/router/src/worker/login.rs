@@ -1,5 +1,6 @@
 //! Users of clients: logins, clients without a login, and effects of changed users on connected clients.
 
+use super::transit::Moving;
 use std::sync::Arc;
 
 use switchyard_resp::command::{Command, Flags};
@@ -8,7 +9,7 @@ use switchyard_resp::request::Args;
 use super::acl::{awaits_users, note_denied, note_refused};
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::keyed::CommandHooks;
 use super::queueing::abort_transaction;
 use super::quotas::part_of;
@@ -18,16 +19,6 @@ use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::users::{Attempt, Bounds, User};
 
-/// Bits of [`Client::guard`]: reasons to check a command before its execution. 0 for unrestricted clients.
-pub(super) mod guard {
-    /// Not logged in.
-    pub(crate) const STRANGER: u8 = 1;
-    /// The user has restricted permissions.
-    pub(crate) const RESTRICTED: u8 = 1 << 1;
-    /// Commands count against a limit.
-    pub(crate) const COUNTED: u8 = 1 << 2;
-}
-
 /// Result of an attempt to log in, kept until its command is dispatched again.
 #[derive(Debug)]
 pub(super) struct Verdict {
@@ -35,6 +26,12 @@ pub(super) struct Verdict {
     password: Vec<u8>,
     /// [`Attempt::Queued`]: pending.
     attempt: Attempt,
+}
+
+impl Verdict {
+    fn is_for(&self, name: &[u8], password: &[u8]) -> bool {
+        self.attempt != Attempt::Queued && self.name == name && self.password == password
+    }
 }
 
 impl Drop for Verdict {
@@ -58,10 +55,10 @@ const BUSY: &str = "LIMITED too many logins are waiting; try again";
 /// Handles the result of a password check.
 pub(super) fn on_login(turn: &Turn, down: &mut Downstreams, handle: Handle, attempt: Attempt) {
     let Some(client) = down.get_mut(handle) else { return };
-    if let Some(verdict) = &mut client.verdict {
+    if let Some(verdict) = client.state_mut::<Verdict>() {
         verdict.attempt = attempt;
     }
-    if client.stall == Stall::Login {
+    if client.stall() == Stall::Login {
         down.unstall(turn, handle);
     }
 }
@@ -75,12 +72,11 @@ pub(super) fn become_user(
     user: Arc<User>,
     authenticated: bool,
 ) -> Result<(), String> {
-    let counts_keys = !turn.routing().live.key_limits.is_empty();
     let Some(client) = down.get_mut(handle) else { return Ok(()) };
     let bounds = user.bounds();
     if !authenticated || *bounds == Bounds::default() {
-        client.user_share = None;
-    } else if client.user_share.is_none() || client.user.name() != user.name() {
+        client.identity_mut().set_share(None);
+    } else if client.identity().needs_share(&user) {
         let part = part_of(turn, down, format!("user:{}", user.name()));
         let Some(share) = ClientQuota::connect(part, bounds.connections) else {
             turn.counters().limited.add(1);
@@ -91,25 +87,14 @@ pub(super) fn become_user(
             ));
         };
         if let Some(client) = down.get_mut(handle) {
-            client.user_share = Some(Box::new(share));
+            client.identity_mut().set_share(Some(Box::new(share)));
         }
     }
-    let Some(client) = down.get_mut(handle) else { return Ok(()) };
-    if client.authenticated && !authenticated {
-        client.details.stranger_since_us = turn.now_us();
+    if let Some(client) = down.get_mut(handle) {
+        let live = &turn.routing().live;
+        let counts_keys = !live.key_limits.is_empty();
+        client.identity_mut().become_user(user, authenticated, counts_keys, live.reads, turn.now_us());
     }
-    client.authenticated = authenticated;
-    client.guard = 0;
-    if !authenticated {
-        client.guard |= guard::STRANGER;
-    } else if !user.is_unrestricted() {
-        client.guard |= guard::RESTRICTED;
-    }
-    if counts_keys || bounds.per_command() || client.listener.bounds.per_command() {
-        client.guard |= guard::COUNTED;
-    }
-    client.reads = user.reads().or(client.listener.reads).unwrap_or(turn.routing().live.reads);
-    client.user = user;
     Ok(())
 }
 
@@ -125,12 +110,14 @@ pub(super) fn login(
 ) -> Login {
     let Some(client) = down.get_mut(handle) else { return Login::Wait };
     let user = routing.live.users.get(name);
-    let from = client.details.peer.map(|peer| peer.ip());
-    let attempt =
-        match client.verdict.take_if(|v| v.attempt != Attempt::Queued && v.name == name && v.password == password) {
-            Some(verdict) => verdict.attempt,
-            None => turn.shared().logins.attempt(user, password, from, (turn.index(), handle)),
-        };
+    let from = client.identity().peer().map(|peer| peer.ip());
+    let attempt = match client.state().filter(|v: &&Verdict| v.is_for(name, password)).map(|verdict| verdict.attempt) {
+        Some(attempt) => {
+            client.take_state::<Verdict>();
+            attempt
+        }
+        None => turn.shared().logins.attempt(user, password, from, (turn.index(), handle)),
+    };
     match (attempt, user) {
         // The user may have been removed during the check.
         (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
@@ -143,7 +130,7 @@ pub(super) fn login(
         (Attempt::Queued, _) => {
             if let Some(client) = down.get_mut(handle) {
                 let (name, password) = (name.to_vec(), password.to_vec());
-                client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Queued }));
+                client.set_state(Verdict { name, password, attempt: Attempt::Queued });
             }
             Login::Wait
         }
@@ -153,8 +140,7 @@ pub(super) fn login(
 /// Counts and logs a failed login. An unknown name may be a misplaced password, so it is not logged.
 fn login_failed(turn: &Turn, down: &mut Downstreams, handle: Handle, user: Option<&str>) {
     turn.counters().logins_failed.add(1);
-    let from =
-        down.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+    let from = down.get(handle).map_or_else(String::new, |c| c.identity().origin());
     if let Some(suppressed) = down.login_log.allow(turn.now_us()) {
         tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), suppressed = suppressed.count(), "a login failed");
     }
@@ -172,16 +158,16 @@ pub(super) fn guarded(
 ) -> Option<Flow> {
     let client = down.get(handle)?;
     let class = command.class() as u8;
-    if client.guard & guard::STRANGER != 0 {
+    if client.identity().is_stranger() {
         if command.flags.has(Flags::NO_AUTH) {
             return None;
         }
         abort_transaction(down, handle);
         return Some(down.refuse(turn, handle, class, "NOAUTH Authentication required."));
     }
-    if client.guard & guard::RESTRICTED != 0 {
+    if client.identity().is_restricted() {
         hooks.keys.clear();
-        let verdict = client.user.check(command, args, &mut hooks.keys);
+        let verdict = client.identity().user().check(command, args, &mut hooks.keys);
         if let Err(denied) = verdict {
             turn.counters().denied.add(1);
             note_denied(turn, down, handle, command, args, denied);
@@ -192,8 +178,8 @@ pub(super) fn guarded(
     let client = down.get_mut(handle)?;
     // A command that has waited for its keys, or for a copy, was already counted.
     let is_counted =
-        std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_colocation();
-    if client.guard & guard::COUNTED != 0
+        client.waits_mut().take_counted() || client.state::<Moving>().is_some() || client.waits_for_colocation();
+    if client.identity().is_counted()
         && !is_counted
         && let Err(text) = super::quotas::count(turn, down, hooks, handle, command, args)
     {
@@ -213,13 +199,15 @@ pub(super) fn may_begin(
     args: &Args<'_>,
 ) -> bool {
     let Some(client) = down.get(handle) else { return false };
-    if client.guard == 0 {
+    if !client.identity().is_guarded() {
         return true;
     }
-    let restricted = client.guard & guard::RESTRICTED != 0;
+    let who = client.identity();
     hooks.keys.clear();
     // Checked again when the command is complete, which also returns the error.
-    client.guard & !guard::RESTRICTED == 0 && (!restricted || client.user.check(command, args, &mut hooks.keys).is_ok())
+    !who.is_stranger()
+        && !who.is_counted()
+        && (!who.is_restricted() || who.user().check(command, args, &mut hooks.keys).is_ok())
 }
 
 /// Applies changed users: rules take effect at once, and clients that could not log in again are closed.
@@ -228,12 +216,14 @@ pub(super) fn readmit_clients(turn: &Turn, down: &mut Downstreams) {
     let mut gone = Vec::new();
     for handle in down.handles() {
         let Some(client) = down.get_mut(handle) else { continue };
-        let (authenticated, same) =
-            (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
-        let stays = match users.get(client.user.name().as_bytes()) {
+        let (authenticated, same) = (
+            client.identity().is_authenticated(),
+            users.get(client.identity().user().name().as_bytes()) == Some(client.identity().user()),
+        );
+        let stays = match users.get(client.identity().user().name().as_bytes()) {
             // Clients without a login use the current default user.
             Some(user) if !authenticated => become_user(turn, down, handle, user.clone(), user.is_open()).is_ok(),
-            Some(user) if same || user.may_stay(&client.user) => {
+            Some(user) if same || user.may_stay(client.identity().user()) => {
                 if !same {
                     // Queued commands of a transaction were checked by the old rules.
                     abort_transaction(down, handle);

@@ -243,7 +243,7 @@ impl Worker {
         match holder {
             Holder::Client => {
                 let Some(client) = self.cx.down.get(handle) else { return };
-                let id = client.details.id;
+                let id = client.identity().id();
                 self.cx.turn.counters().evicted.add(1);
                 if let Some(suppressed) = self.memory.cut_log.allow(self.cx.turn.now_us()) {
                     warn!(
@@ -431,8 +431,8 @@ fn holdings(
         handle: Handle::NONE,
     });
     let rank = |handle| match down.get(handle) {
-        Some(client) if !client.authenticated => Rank::Unauthenticated,
-        Some(client) if client.details.no_evict => Rank::NoEvict,
+        Some(client) if !client.identity().is_authenticated() => Rank::Unauthenticated,
+        Some(client) if client.identity().is_kept() => Rank::NoEvict,
         _ => Rank::Ordinary,
     };
     let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {

@@ -68,6 +68,7 @@ mod turn;
 mod upstreams;
 mod wait;
 
+use downstreams::client::Upload;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -106,8 +107,7 @@ use crate::worker::transit::tick_moving;
 use crate::worker::upstreams::breaking::publish_slow;
 use batching::pause;
 pub use cross_slot::spans_slots;
-use downstreams::Client;
-use downstreams::client::Stall;
+use downstreams::waits::Stall;
 use gather::Gather;
 pub(crate) use upstreams::kind::Lane;
 use upstreams::unblock::Asker;
@@ -375,7 +375,7 @@ impl Worker {
         self.tracking.update_places(&self.cx.turn, &mut self.cx.up);
         self.tracking.settle_tracking(&self.cx.turn, &mut self.cx.down);
         let learning: Vec<Handle> =
-            self.cx.down.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
+            self.cx.down.iter().filter(|(_, c)| c.stall() == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
             self.cx.down.unstall(&self.cx.turn, client);
         }
@@ -426,30 +426,32 @@ impl Worker {
         );
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.cx.down.iter() {
-            if let Some(still) = client.is_still_behind(soft, soft_us, now_us) {
+            if let Some(still) = client.socket().is_still_behind(soft, soft_us, now_us) {
                 behind.push((handle, still));
             }
-            let (stalled, quiet_us) = (client.stalled_us(now_us), client.quiet_us(now_us));
-            let overdue = if client.stall == Stall::Blocked {
+            let (stalled, quiet_us) = (client.waits().stalled_us(now_us), client.socket().quiet_us(now_us));
+            let overdue = if client.stall() == Stall::Blocked {
                 false
-            } else if client.held.is_some() {
+            } else if client.held().is_some() {
                 quiet_us > LARGE_TIMEOUT_US
-            } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::LISTED.contains(&client.stall) {
+            } else if client.in_flight() > 0
+                || client.stall() == Stall::Paused
+                || Stall::LISTED.contains(&client.stall())
+            {
                 false
-            } else if client.closing || client.half_closed {
+            } else if client.input().is_closing() || client.input().has_ended() {
                 quiet_us > CLOSING_TIMEOUT_US
-            } else if client.is_handshaking() {
-                self.cx.turn.now_us().saturating_sub(client.details.created_us) > handshake_us
+            } else if client.socket().is_handshaking() {
+                client.identity().age_us(now_us) > handshake_us
             } else {
                 // Subscribers are idle by nature, as in Redis.
-                client.subscribed() == 0 && !client.monitor && idle_us.is_some_and(|idle| quiet_us > idle)
+                client.subscribed() == 0 && !client.is_monitor() && idle_us.is_some_and(|idle| quiet_us > idle)
             };
-            let stranger_us = self.cx.turn.now_us().saturating_sub(client.details.stranger_since_us);
-            let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
+            let stranger_us = client.identity().stranger_us(now_us);
+            let overdue = overdue || login_us.zip(stranger_us).is_some_and(|(login, stranger)| stranger > login);
             // Only logged-in clients may write a whole pipeline before they read.
-            let fills = client.stall == Stall::Output
-                && stalled > OUTPUT_TIMEOUT_US
-                && client.guard & login::guard::STRANGER != 0;
+            let fills =
+                client.stall() == Stall::Output && stalled > OUTPUT_TIMEOUT_US && client.identity().is_stranger();
             if fills {
                 self.cx.turn.counters().cut_output.add(1);
             }
@@ -458,8 +460,8 @@ impl Worker {
             }
             if overdue || fills {
                 late.push((handle, true));
-            } else if (client.stall == Stall::Learning && stalled > LEARNING_TIMEOUT_US)
-                || (client.stall == Stall::Output && stalled > OUTPUT_TIMEOUT_US)
+            } else if (client.stall() == Stall::Learning && stalled > LEARNING_TIMEOUT_US)
+                || (client.stall() == Stall::Output && stalled > OUTPUT_TIMEOUT_US)
             {
                 late.push((handle, false));
             }
@@ -468,20 +470,20 @@ impl Worker {
             if still {
                 cut_subscriber(&self.cx.turn, &mut self.cx.down, handle, "push-soft-limit");
             } else if let Some(client) = self.cx.down.get_mut(handle) {
-                client.catches_up();
+                client.socket_mut().catches_up();
             }
         }
         for handle in first {
             // Otherwise its large reply and its next commands would wait for each other.
             let held = self.cx.down.get_mut(handle).and_then(|client| {
-                client.set_writes_first(true);
-                client.held
+                client.socket_mut().set_writes_first(true);
+                client.held()
             });
             held.into_iter().for_each(|held| self.cx.up.unpause(held));
         }
         for (handle, close) in late {
             if close {
-                if self.cx.down.get(handle).is_some_and(Client::is_handshaking) {
+                if self.cx.down.get(handle).is_some_and(|client| client.socket().is_handshaking()) {
                     handshake_failed(
                         &self.cx.turn,
                         &mut self.cx.down,
@@ -491,7 +493,8 @@ impl Worker {
                 }
                 self.cx.down.close_client(&self.cx.turn, handle);
             } else if let Some(client) = self.cx.down.get_mut(handle) {
-                client.set_writes_first(client.stall == Stall::Output);
+                let writes_first = client.stall() == Stall::Output;
+                client.socket_mut().set_writes_first(writes_first);
                 self.cx.down.unstall(&self.cx.turn, handle);
             }
         }
@@ -508,15 +511,15 @@ impl Worker {
         let stop = self.cx.turn.shared().stop.load(Ordering::Relaxed);
         for handle in self.cx.down.handles() {
             let Some(client) = self.cx.down.get(handle) else { continue };
-            if (client.stall == Stall::Blocked || client.is_reissued()) && !stop {
+            if (client.stall() == Stall::Blocked || client.is_reissued()) && !stop {
                 end_wait(&mut self.cx, handle);
                 continue;
             }
             // A client that waits for a fill is answered soon.
             let idle = client.in_flight() == 0
                 && client.unsent() == 0
-                && client.upload.is_none()
-                && client.stall != Stall::Fill;
+                && client.state::<Upload>().is_none()
+                && client.stall() != Stall::Fill;
             if idle || stop {
                 if !idle {
                     self.cx.turn.shared().cut.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
@@ -97,7 +97,7 @@ pub(super) fn end_monitor(turn: &Turn, handle: Handle) {
 
 /// Refuses commands that a monitor may not use. `None`: the command may proceed.
 pub(super) fn gate_monitor(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
-    down.get(handle).filter(|c| c.monitor)?;
+    down.get(handle).filter(|c| c.is_monitor())?;
     let keyspace = command.flags.has(Flags::WRITE) || command.flags.has(Flags::READONLY);
     let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish));
     if !keyspace && !publishes && !command.flags.has(Flags::SCRIPT) {
@@ -110,14 +110,14 @@ impl Gathers {
     /// Starts MONITOR. The reply comes when every worker reports its commands.
     pub(super) fn monitor(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8) -> Flow {
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
-        if client.monitor {
+        if client.is_monitor() {
             return Flow::Next; // as in Redis, without a reply
         }
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
         // All other commands wait for the reply.
-        client.lane = Lane::Pubsub;
+        client.replies_mut().take_lane(Lane::Pubsub);
         lock(&turn.shared().monitors).push((turn.index(), handle));
         self.refresh_workers(turn, down, handle, class, Aggregation::Monitor, false)
     }
@@ -165,13 +165,13 @@ impl Monitors {
         let Some(client) = down.get(handle) else { return };
         // A pending SELECT is shown with its new database.
         let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
-        let database: u32 = selected.unwrap_or(client.database);
+        let database: u32 = selected.unwrap_or(client.database());
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut line = std::mem::take(&mut self.scratch);
         line.clear();
         // Writing to a Vec does not fail.
         let _ = write!(line, "+{}.{:06} [{} ", now.as_secs(), now.subsec_micros(), database);
-        let _ = match (client.details.peer, &client.details.unix) {
+        let _ = match (client.identity().peer(), client.identity().unix()) {
             (Some(peer), _) => write!(line, "{peer}]"),
             (None, Some(path)) => write!(line, "unix:{}]", path.display()),
             (None, None) => write!(line, "?]"),
@@ -198,7 +198,7 @@ impl Monitors {
         for place in 0..self.list.len() {
             let (worker, client) = self.list[place];
             // Not before the reply to MONITOR.
-            if worker == turn.index() && down.get(client).is_some_and(|c| c.monitor) {
+            if worker == turn.index() && down.get(client).is_some_and(|c| c.is_monitor()) {
                 down.push(turn, client, lines);
             }
         }

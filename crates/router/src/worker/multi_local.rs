@@ -7,6 +7,7 @@
 //!
 //! They are not sent to the node, whose replies would concern our connection and a single server.
 
+use super::transactions::Session;
 use std::collections::BTreeSet;
 
 use switchyard_resp::command::{Handling, Local};
@@ -15,7 +16,8 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::{ReplyMode, Stall};
+use super::downstreams::replies::ReplyMode;
+use super::downstreams::waits::Stall;
 use super::scan::QueuedScan;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
@@ -177,23 +179,23 @@ impl Worker {
     pub(super) fn query_before_exec(&mut self, routing: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
             let client = self.cx.down.get_mut(handle)?;
-            let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
-            let own = client.session.as_mut()?.multi.own.unasked()?;
+            let (is_owed, database) = (client.in_flight() > 0, client.database());
+            let own = client.state_mut::<Session>()?.multi.own.unasked()?;
             if is_owed {
                 return Some(Flow::Stall(Stall::Barrier));
             }
             let request = own.request.clone();
             // Only EXEC itself is subject to CLIENT REPLY.
-            client.reply_mode = ReplyMode::On;
+            let mode = client.replies_mut().set_mode(ReplyMode::On);
             let (flow, answer) = self.caught(routing, handle, &request);
             let client = self.cx.down.get_mut(handle)?;
-            client.reply_mode = mode;
-            let seq = client.last_pending();
-            let own = client.session.as_mut()?.multi.own.unasked()?;
+            client.replies_mut().set_mode(mode);
+            let seq = client.replies().last();
+            let own = client.state_mut::<Session>()?.multi.own.unasked()?;
             match (flow, answer) {
                 (_, Some(answer)) => {
                     own.answer = Answer::Given(answer);
-                    client.database = database;
+                    client.select(database);
                 }
                 (Flow::Next, None) => {
                     own.answer = Answer::Awaited(seq, database);
@@ -254,11 +256,11 @@ impl Worker {
 /// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
 pub(super) fn deliver_joined(turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
     let Some(client) = down.get_mut(handle) else { return };
-    if client.in_multi
-        && let Some(own) = client.session.as_mut().and_then(|session| session.multi.own.awaited(seq))
+    if client.in_multi()
+        && let Some(own) = client.state_mut::<Session>().and_then(|session| session.multi.own.awaited(seq))
         && let Answer::Awaited(_, database) = std::mem::replace(&mut own.answer, Answer::Given(answer.to_vec()))
     {
-        client.database = database;
+        client.select(database);
         return down.deliver(turn, handle, seq, b"");
     }
     down.deliver(turn, handle, seq, answer);

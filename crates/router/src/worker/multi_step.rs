@@ -12,7 +12,7 @@ use switchyard_policy::topology::NodeId;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
@@ -64,7 +64,7 @@ impl Gathers {
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
         }
-        client.lane = Lane::Rounds;
+        client.replies_mut().take_lane(Lane::Rounds);
         self.begin_rounds(turn, down, handle, class, procedure, first)
     }
 

@@ -14,12 +14,13 @@
 //! is a fact of the worker rather than one that workers share, because each loses its own connection, and one of them
 //! may find the node up before the others.
 
+use super::transactions::Session;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
 use switchyard_resp::request::Args;
 
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::large::LargeKeys;
 use super::local::parse;
@@ -39,7 +40,7 @@ pub(super) fn dispatch_waiting(turn: &Turn, down: &mut Downstreams) {
 
 /// Whether a client waits for a node and has closed its side, without a reply in flight: its command is dropped.
 pub(super) fn is_abandoned(client: &Client) -> bool {
-    client.stall == Stall::Outage && client.hangup && client.in_flight() == 0 && client.unsent() == 0
+    client.stall() == Stall::Outage && client.input().has_hung_up() && client.in_flight() == 0 && client.unsent() == 0
 }
 
 /// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one
@@ -65,7 +66,7 @@ impl Needs<'_> {
     #[cold]
     pub(super) fn lost_node(&self, up: &mut Upstreams, command: &Command, args: &Args<'_>) -> bool {
         let Self { turn, routing, client, .. } = self;
-        if client.in_multi {
+        if client.in_multi() {
             return command.handling == Handling::Local(Local::Exec) && self.of_exec(up);
         }
         let nodes = turn.data_nodes();
@@ -89,7 +90,7 @@ impl Needs<'_> {
                 position.is_some_and(|position| up.outages().has(position.node))
             }
             Handling::Local(Local::Wait) => {
-                nodes.all().into_iter().any(|node| client.written.concerns(node) && up.outages().has(node))
+                nodes.all().into_iter().any(|node| client.written().concerns(node) && up.outages().has(node))
             }
             Handling::Local(Local::Select) => {
                 let database = args.get(1).and_then(parse::<u32>);
@@ -133,7 +134,7 @@ impl Needs<'_> {
         let is_large = args.get(1).is_some_and(|key| self.large_keys.suggests(command, key));
         let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !self.is_detour;
         let Some(reads) = self.client.replica_policy().filter(|_| is_read) else { return false };
-        !matches!(up.replica_for(self.turn, self.handle, reads, self.client.resp3, node), Ok(None))
+        !matches!(up.replica_for(self.turn, self.handle, reads, self.client.resp3(), node), Ok(None))
     }
 
     /// Whether queued commands of the client need a lost node. A transaction that is refused, or whose watched keys
@@ -143,7 +144,7 @@ impl Needs<'_> {
         if client.watches() {
             return false;
         }
-        let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
+        let Some(multi) = client.state::<Session>().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
             return false;
         };
         if multi.commands.is_empty() {

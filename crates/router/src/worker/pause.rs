@@ -3,6 +3,7 @@
 //! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker
 //! holds commands *and* has the replies to all commands sent before: as with one server, nothing changes after the OK.
 
+use super::transactions::Session;
 use std::time::Duration;
 
 use switchyard_resp::command::{Command, Flags, Handling, Local};
@@ -10,7 +11,7 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
 use super::local::parse;
 use super::monitor::Monitors;
@@ -47,7 +48,7 @@ impl Pauses {
 
 /// Whether a queued command of a client may write.
 fn queue_may_write(clients: &Downstreams, routing: &RoutingSnapshot, handle: Handle) -> bool {
-    let session = clients.get(handle).and_then(|client| client.session.as_ref());
+    let session = clients.get(handle).and_then(|client| client.state::<Session>());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
     queue.iter().any(|request| with_parsed_command(routing, request, |command, _| may_write(command)).unwrap_or(true))
 }
@@ -73,7 +74,7 @@ fn has_settled(turn: &Turn, up: &Upstreams, by_us: u64) -> bool {
 
 /// Resumes clients whose commands are no longer held. A command that still is returns to its stall.
 fn end_pauses(turn: &Turn, down: &mut Downstreams) {
-    let held: Vec<Handle> = down.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
+    let held: Vec<Handle> = down.iter().filter(|(_, c)| c.stall() == Stall::Paused).map(|(handle, _)| handle).collect();
     for client in held {
         down.unstall(turn, client);
     }

@@ -2,6 +2,7 @@
 //!
 //! Separate from EXEC, because nothing here reaches a node.
 
+use super::transactions::Session;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
@@ -237,7 +238,7 @@ impl Worker {
 
 /// Makes EXEC fail, because a command was refused after MULTI.
 pub(super) fn abort_transaction(down: &mut Downstreams, handle: Handle) {
-    if let Some(client) = down.get_mut(handle).filter(|c| c.in_multi) {
+    if let Some(client) = down.get_mut(handle).filter(|c| c.in_multi()) {
         let multi = &mut client.session().multi;
         multi.clear();
         multi.aborted = true;
@@ -254,7 +255,7 @@ fn queueing(
     args: &Args<'_>,
 ) -> Queueing {
     let name = command.name.replace('|', " ");
-    let Some(session) = down.get(handle).and_then(|c| c.session.as_ref()) else {
+    let Some(session) = down.get(handle).and_then(|c| c.state::<Session>()) else {
         return Queueing::Queue(None);
     };
     let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));

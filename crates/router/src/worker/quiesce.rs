@@ -17,7 +17,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::{Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
@@ -162,15 +162,15 @@ pub(super) fn wait_to_change_functions(turn: &Turn, down: &mut Downstreams, hand
     if !may && client.in_flight() > 0 {
         return Some(Flow::Stall(Stall::Barrier));
     }
-    let since_us = client.quieting.as_ref().map_or(now_us, |quieting| quieting.since_us);
-    client.quieting = Some(Box::new(QuiesceWait { since_us, guard: Guard::Functions { _turn: change } }));
+    let since_us = client.state::<QuiesceWait>().map_or(now_us, |quieting| quieting.since_us);
+    client.set_state(QuiesceWait { since_us, guard: Guard::Functions { _turn: change } });
     if may {
         return None;
     }
     if now_us.saturating_sub(since_us) <= timeout.as_micros() as u64 {
         return Some(Flow::Stall(Stall::Quiet));
     }
-    client.quieting = None;
+    client.take_state::<QuiesceWait>();
     let left = turn.shared().fences.with_functions();
     let left: Vec<&str> =
         left.iter().filter_map(|(node, _)| Some(&*turn.routing().live.nodes.get(node)?.name)).collect();
@@ -192,7 +192,7 @@ pub(super) fn wait_to_change_functions(turn: &Turn, down: &mut Downstreams, hand
 pub(super) fn on_quiet(turn: &Turn, down: &mut Downstreams, move_id: MoveId, ticket: u64) {
     // Including commands that are stalled for another reason; such commands are rare.
     for handle in down.handles() {
-        let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.as_mut()) else { continue };
+        let Some(quieting) = down.get_mut(handle).and_then(|c| c.state_mut::<QuiesceWait>()) else { continue };
         if let Some(guard) = quieting.movers().filter(|guard| guard.ticket == ticket)
             && let Some((_, quiet)) = guard.movers.get_mut(&move_id)
         {
@@ -221,14 +221,14 @@ impl QuiesceQueue {
         routing: &RoutingSnapshot,
         flushes: bool,
     ) -> Option<(bool, u64)> {
-        if down.get(handle)?.quieting.is_none() {
+        if down.get(handle)?.state::<QuiesceWait>().is_none() {
             self.last_ticket += 1;
             // Differs from the tickets of other workers.
             let ticket = self.last_ticket << 8 | (turn.index() as u64 & 0xff);
             let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
-            down.get_mut(handle)?.quieting = Some(Box::new(QuiesceWait { since_us: turn.now_us(), guard }));
+            down.get_mut(handle)?.set_state(QuiesceWait { since_us: turn.now_us(), guard });
         }
-        let quieting = down.get_mut(handle)?.quieting.as_mut()?;
+        let quieting = down.get_mut(handle)?.state_mut::<QuiesceWait>()?;
         let waited_us = turn.now_us().saturating_sub(quieting.since_us);
         let guard = quieting.movers()?;
         if !flushes && guard.turn.is_none() {
@@ -267,7 +267,7 @@ pub(super) fn flush_quietly(
     if !quiet && waited_us <= routing.live.command_timeout.as_micros() as u64 {
         return Flow::Stall(Stall::Quiet);
     }
-    let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+    let Some(quieting) = down.get_mut(handle).and_then(|c| c.take_state::<QuiesceWait>()) else { return Flow::Close };
     if !quiet {
         let text = format!(
             "TRYAGAIN data is being moved, and a move did not quiesce within {:?}; nothing was flushed",
@@ -282,7 +282,7 @@ pub(super) fn flush_quietly(
     nodes.dedup();
     if let Some(client) = down.get_mut(handle) {
         let since = Since::now(turn.shared(), turn.routing());
-        nodes.iter().for_each(|node| client.written.add(*node, since));
+        nodes.iter().for_each(|node| client.note_written(*node, since));
     }
     let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
     gathers.begin_alone(turn, down, handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
@@ -306,14 +306,14 @@ pub(super) fn look_quietly(
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
     }
-    let database = client.database;
+    let database = client.database();
     let Some((quiet, waited_us)) = quiesce.quiet_for(turn, down, handle, &routing, false) else {
         return Flow::Close;
     };
     if !quiet && waited_us <= LOOK_TIMEOUT_US {
         return Flow::Stall(Stall::Quiet);
     }
-    let Some(quieting) = down.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
+    let Some(quieting) = down.get_mut(handle).and_then(|c| c.take_state::<QuiesceWait>()) else { return Flow::Close };
     let nodes = turn.data_nodes().all();
     let mut asks: Vec<StepRequest> =
         nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
-use super::downstreams::{Client, Downstreams};
+use super::downstreams::Downstreams;
 use super::keyed::CommandHooks;
 use super::turn::Turn;
 use crate::limits::{KeySlices, Part};
@@ -14,14 +14,6 @@ use crate::slab::Handle;
 
 /// Memory overhead per argument, bytes.
 const ARGUMENT_OVERHEAD: usize = 16;
-
-impl Client {
-    /// Bytes held for the client: charged commands until all are answered, and unread replies.
-    fn held_bytes(&self, request: usize) -> u64 {
-        let pending = if self.in_flight() == 0 { 0 } else { self.charged };
-        (pending + request + self.output_bytes()) as u64
-    }
-}
 
 /// This worker's parts of the accounts.
 #[derive(Debug, Default)]
@@ -38,12 +30,8 @@ pub(super) struct Accounts {
 pub(super) fn recount(down: &mut Downstreams) {
     for handle in down.handles() {
         let Some(client) = down.get_mut(handle) else { continue };
-        let held = client.held_bytes(0);
-        for share in [&mut client.user_share, &mut client.listener_share].into_iter().flatten() {
-            if share.held() > held {
-                share.hold(held, None);
-            }
-        }
+        let (is_idle, output) = (client.in_flight() == 0, client.output_bytes());
+        client.identity_mut().recount(is_idle, output);
     }
 }
 
@@ -64,38 +52,16 @@ pub(super) fn count(
     ) {
         return Ok(());
     }
-    let now_us = turn.now_us();
     let Some(client) = down.get_mut(handle) else { return Ok(()) };
-    let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
-    let user = &client.user;
-    for (share, bounds, whose) in [
-        (&client.user_share, user.bounds(), format_args!("user {}", user.name())),
-        (&client.listener_share, &client.listener.bounds, format_args!("this listener")),
-    ] {
-        if let (Some(share), Some(per_second)) = (share, bounds.requests_per_second) {
-            share.part.take(per_second, now_us).map_err(|ns| {
-                format!("LIMITED {whose} is at its limit of {per_second} requests per second; {}", wait(ns))
-            })?;
-        }
-    }
     let request: usize = args.iter().map(|arg| arg.len() + ARGUMENT_OVERHEAD).sum();
-    let held = client.held_bytes(request);
-    client.charged = if client.in_flight() == 0 { request } else { client.charged + request };
-    let listener_max = client.listener.bounds.bytes_in_flight;
-    for (share, max, whose) in [
-        (&mut client.user_share, user.bounds().bytes_in_flight, format_args!("user {}", user.name())),
-        (&mut client.listener_share, listener_max, format_args!("this listener")),
-    ] {
-        if let (Some(share), Some(max)) = (share, max)
-            && !share.hold(held, Some(max))
-        {
-            client.charged -= request.min(client.charged);
-            return Err(format!(
-                "LIMITED {whose} is at its limit of {max} bytes in flight; read replies before sending more"
-            ));
-        }
-    }
+    let (is_idle, output) = (client.in_flight() == 0, client.output_bytes());
+    client.identity_mut().count(request, is_idle, output, turn.now_us())?;
     count_keys(turn, down, hooks, command, args)
+}
+
+/// Returns the end of an error for a client that must wait.
+pub(super) fn try_again(ns: u64) -> String {
+    format!("try again in {} ms", ns.div_ceil(1_000_000).max(1))
 }
 
 fn count_keys(
@@ -113,7 +79,6 @@ fn count_keys(
         return Ok(()); // the command will fail
     }
     let (holders, now_us) = (turn.shared().counters.len(), turn.now_us());
-    let wait = |ns: u64| format!("try again in {} ms", ns.div_ceil(1_000_000).max(1));
     for (limit, part) in turn.routing().live.key_limits.iter().zip(&down.accounts.of_prefixes) {
         let mut own = hooks
             .keys
@@ -129,14 +94,14 @@ fn count_keys(
                 format!(
                     "LIMITED keys that start with '{}' are at their limit of {per_second} requests per second; {}",
                     limit.prefix,
-                    wait(ns)
+                    try_again(ns)
                 )
             })?;
         }
         if let Some(per_second) = limit.key_requests_per_second {
             for key in own {
                 down.accounts.of_keys.take(&turn.shared().limits, holders, key, per_second, now_us).map_err(|ns| {
-                    format!("LIMITED this key is at its limit of {per_second} requests per second; {}", wait(ns))
+                    format!("LIMITED this key is at its limit of {per_second} requests per second; {}", try_again(ns))
                 })?;
             }
         }

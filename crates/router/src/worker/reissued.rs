@@ -14,6 +14,7 @@
 //! While a command is at the router, everything that ends a wait is handled here: its own timeout, `CLIENT UNBLOCK`,
 //! `CLIENT KILL`, a disconnected client, a drain, unreachable keys.
 
+use super::transit::Moving;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
@@ -27,7 +28,7 @@ use super::blocking::{unblock, wait_at_node};
 use super::checkout::{Acquired, acquire, push_exclusive};
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent, Downstreams};
 use super::keyed::{Call, CommandHooks, KeyedCommand};
 use super::transit::place_again;
@@ -134,12 +135,12 @@ impl Waiting {
 impl Client {
     /// Whether the node was sent a request to end its wait, so that it can be reissued.
     pub(super) fn is_being_reissued(&self) -> bool {
-        self.waiting.as_ref().is_some_and(|p| p.state == State::Ending)
+        self.state().is_some_and(|p: &Waiting| p.state == State::Ending)
     }
 
     /// Whether a waiting command of the client is at the router.
     pub(super) fn is_reissued(&self) -> bool {
-        self.waiting.as_ref().is_some_and(|p| p.state == State::Here)
+        self.state().is_some_and(|p: &Waiting| p.state == State::Here)
     }
 }
 
@@ -207,7 +208,7 @@ pub(super) struct ReissuedCommands {
 impl ReissuedCommands {
     /// Number of clients of this protocol with a recalled command at the router, up to `most`.
     fn count_of(&self, clients: &Downstreams, resp3: bool, most: usize) -> usize {
-        let is = |h: &&Handle| clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_reissued());
+        let is = |h: &&Handle| clients.get(**h).is_some_and(|client| client.resp3() == resp3 && client.is_reissued());
         self.clients.iter().filter(is).take(most).count()
     }
 }
@@ -238,7 +239,7 @@ pub(super) fn keep_waiting(
             ends: Vec::new(),
             unblocked: None,
         };
-        client.waiting = Some(Box::new(waiting));
+        client.set_state(waiting);
     }
 }
 
@@ -246,10 +247,10 @@ pub(super) fn keep_waiting(
 /// it waits at no node would be missed. So the ends are read when its wait ends.
 pub(super) fn streams_to_look_at(down: &Downstreams, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
     let client = down.get(holder)?;
-    let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
+    let waiting = client.state::<Waiting>().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
     let streams =
         open_ends(&waiting.request).into_iter().filter_map(|(_, stream)| argument(&waiting.request, stream)).collect();
-    Some((client.database, streams))
+    Some((client.database(), streams))
 }
 
 /// Handles the reply to the transaction that ends such a wait. Returns its reply to CLIENT UNBLOCK.
@@ -257,7 +258,7 @@ pub(super) fn streams_seen<'a>(down: &mut Downstreams, holder: Handle, answer: &
     let mut parts = reply::elements(answer);
     let Some(unblocked) = parts.next() else { return b":0\r\n" };
     let ended = reply::integer(unblocked) == Some(1);
-    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|_| ended) {
+    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()).filter(|_| ended) {
         for ((_, end), stream) in waiting.ends.iter_mut().zip(parts) {
             let fields: Vec<&[u8]> =
                 reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
@@ -273,7 +274,7 @@ pub(super) fn streams_seen<'a>(down: &mut Downstreams, holder: Handle, answer: &
 /// The node does not return the ends of the streams: the command is reissued unchanged.
 pub(super) fn streams_unseen(down: &mut Downstreams, holder: Option<Handle>) {
     let Some(holder) = holder else { return };
-    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
+    if let Some(waiting) = down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()).filter(|w| !w.ends.is_empty()) {
         waiting.ends = Vec::new();
         down.resume(holder);
     }
@@ -281,14 +282,14 @@ pub(super) fn streams_unseen(down: &mut Downstreams, holder: Option<Handle>) {
 
 /// Lets a client wait at a node, because it is first in line.
 pub(super) fn on_turn(down: &mut Downstreams, handle: Handle) {
-    if down.get(handle).is_some_and(|c| c.is_reissued() && matches!(c.stall, Stall::Keys | Stall::Turn)) {
+    if down.get(handle).is_some_and(|c| c.is_reissued() && matches!(c.stall(), Stall::Keys | Stall::Turn)) {
         down.resume(handle);
     }
 }
 
 /// Lets the next command go, because a reissued one waits at its node.
 fn is_there(turn: &Turn, down: &mut Downstreams, handle: Handle) {
-    if let Some(waiting) = down.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+    if let Some(waiting) = down.get_mut(handle).and_then(|c| c.state_mut::<Waiting>()) {
         waiting.state = State::There;
         match turn.shared().wait_queues.note_seen_at_node(waiting.ticket) {
             // In this turn: a message to this worker would arrive in the next one.
@@ -301,15 +302,15 @@ fn is_there(turn: &Turn, down: &mut Downstreams, handle: Handle) {
 
 /// Resumes a read that waited for keys; its next stall is determined again.
 pub(super) fn end_moving_stall(down: &mut Downstreams, handle: Handle) {
-    if let Some(client) = down.get_mut(handle).filter(|c| c.stall == Stall::Keys) {
-        client.stall = Stall::None;
+    if let Some(client) = down.get_mut(handle).filter(|c| c.stall() == Stall::Keys) {
+        client.waits_mut().forget();
     }
 }
 
 /// The snapshot changes while the command on a connection waits: it may create keys when it is served.
 pub(super) fn note_kept(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, holder: Handle, node: NodeId) {
     let Some(client) = down.get(holder) else { return };
-    let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
+    let (database, Some(request)) = (client.database(), client.state::<Waiting>().map(|p| p.request.clone())) else {
         return;
     };
     hooks.pass_again(turn, KeyedCommand { call: Call::Bytes(&request), node, database });
@@ -359,7 +360,7 @@ impl ReissuedCommands {
         if client.in_flight() > 0 {
             return later; // after its earlier commands
         }
-        client.lane = Lane::Blocking;
+        client.replies_mut().take_lane(Lane::Blocking);
         let ticket = turn.shared().wait_queues.enter_reissued(slot, turn.index(), handle);
         self.wait_in_line(turn, down, handle, raw, command.class() as u8, ticket, command.waits_us(args));
         Flow::Next
@@ -367,7 +368,7 @@ impl ReissuedCommands {
 
     /// Stores that a client's waiting command is at the router.
     fn is_here(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
-        if let Some(waiting) = down.get_mut(handle).and_then(|c| c.waiting.as_mut()) {
+        if let Some(waiting) = down.get_mut(handle).and_then(|c| c.state_mut::<Waiting>()) {
             waiting.state = State::Here;
             turn.shared().wait_queues.note_returned(waiting.ticket, &turn.shared().mailboxes);
         }
@@ -380,7 +381,7 @@ impl ReissuedCommands {
 /// Ends the wait of a recalled command whose keys cannot be reached.
 fn lose_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, why: &str) {
     if let Some(client) = down.get(handle) {
-        debug!(client = client.details.id, reason = why, "closing a client that can no longer wait for its keys");
+        debug!(client = client.identity().id(), reason = why, "closing a client that can no longer wait for its keys");
     }
     end_reissued(turn, down, handle, WaitEnd::Lost);
 }
@@ -388,10 +389,12 @@ fn lose_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, why: &str)
 /// Ends a wait at the router.
 pub(super) fn end_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, end: WaitEnd) {
     let Some(client) = down.get_mut(handle) else { return };
-    let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
-    client.moving = None;
-    client.refusal = None;
-    if client.stall == Stall::Exclusive {
+    let (Some(waiting), resp3, held) = (client.take_state::<Waiting>(), client.resp3(), client.take_held()) else {
+        return;
+    };
+    client.take_state::<Moving>();
+    client.waits_mut().take_refusal();
+    if client.stall() == Stall::Exclusive {
         down.emit(ClientEvent::LeavesLine { client: handle });
     }
     if let Some(held) = held {
@@ -413,7 +416,7 @@ impl ReissuedCommands {
         let is_over = |h: &Handle| {
             clients
                 .get(*h)
-                .and_then(|c| c.waiting.as_ref())
+                .and_then(|c| c.state::<Waiting>())
                 .and_then(|w| w.until_us)
                 .is_some_and(|until_us| until_us <= turn.now_us())
         };
@@ -427,7 +430,7 @@ impl ReissuedCommands {
 /// Ends the wait of the command on this connection, so that it can be reissued elsewhere.
 pub(super) fn reissue_waiting(cx: &mut Context, link: Handle) {
     let Some(holder) = cx.up.get(link).map(Link::holder) else { return };
-    if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.waiting.as_mut()) {
+    if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()) {
         cx.turn.shared().wait_queues.reissue(waiting.ticket, cx.turn.index(), holder);
         waiting.state = State::Ending;
         waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
@@ -440,8 +443,8 @@ pub(super) fn reissue_waiting(cx: &mut Context, link: Handle) {
 /// the node later.
 pub(super) fn on_reissue(cx: &mut Context, handle: Handle) {
     let Some(client) = cx.down.get(handle) else { return };
-    let is_there = client.waiting.as_ref().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
-    if let Some(link) = client.held.filter(|_| is_there) {
+    let is_there = client.state::<Waiting>().is_some_and(|w| matches!(w.state, State::There | State::Sent { .. }));
+    if let Some(link) = client.held().filter(|_| is_there) {
         reissue_waiting(cx, link);
     }
 }
@@ -460,11 +463,12 @@ impl ReissuedCommands {
             return false;
         };
         let Some(client) = cx.down.get_mut(pending.who) else { return false };
-        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else {
+        let Some(waiting) = client.state::<Waiting>().filter(|p| p.state == State::Ending && p.seq == pending.seq)
+        else {
             return false;
         };
-        client.held = None;
-        let (resp3, unblocked) = (client.resp3, waiting.unblocked);
+        let (resp3, unblocked) = (client.resp3(), waiting.unblocked);
+        client.take_held();
         let mut askers = Vec::new();
         if let Some(link) = cx.up.get_mut(link_handle) {
             askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
@@ -492,7 +496,7 @@ impl ReissuedCommands {
 
     /// Reissues a command that is at the router, if it can wait for its keys now.
     pub(super) fn issue_again(&mut self, cx: &mut Context, handle: Handle) {
-        let Some(waiting) = cx.down.get(handle).and_then(|c| c.waiting.as_ref()) else { return };
+        let Some(waiting) = cx.down.get(handle).and_then(|c| c.state::<Waiting>()) else { return };
         if waiting.ends.iter().any(|(_, end)| end.is_none()) {
             return; // until the ends of its streams are known
         }
@@ -505,14 +509,14 @@ impl ReissuedCommands {
             Err(why) if why.starts_with("NODE") => return lose_reissued(&cx.turn, &mut cx.down, handle, &why),
             Err(text) => return end_reissued(&cx.turn, &mut cx.down, handle, WaitEnd::Error(text)),
         };
-        let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3);
+        let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3());
         let (clients, reissued) = (&cx.down, &self);
         cx.up.make_ahead(&cx.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
         if !cx.turn.shared().wait_queues.is_turn(ticket, &cx.turn.shared().mailboxes) {
             return cx.down.stall(&cx.turn, handle, Stall::Turn);
         }
         // It may have got a connection to another node while in line.
-        let held = cx.down.get(handle).and_then(|client| client.held);
+        let held = cx.down.get(handle).and_then(|client| client.held());
         if let Some(held) = held.filter(|held| cx.up.get(*held).is_none_or(|link| link.node() != node)) {
             cx.down.give_back(handle, held);
         }
@@ -532,8 +536,8 @@ impl ReissuedCommands {
         push_exclusive(cx, handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         wait_at_node(cx, handle, link, waited, left_us);
         if let Some(client) = cx.down.get_mut(handle) {
-            client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
-            if let Some(waiting) = client.waiting.as_mut() {
+            client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+            if let Some(waiting) = client.state_mut::<Waiting>() {
                 waiting.state = State::Sent { look: 0, since_us: cx.turn.now_us() };
                 // From here on it has the IDs of its start instead of `$`.
                 if !waiting.ends.is_empty() {
@@ -556,7 +560,7 @@ impl ReissuedCommands {
         self.last_look = self.last_look.wrapping_add(1);
         let number = self.last_look;
         if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
-            cx.down.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
+            cx.down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>())
         {
             *look = number;
             cx.up.push_own_for(
@@ -575,7 +579,7 @@ impl ReissuedCommands {
         let Some(link) = cx.up.get(link_handle) else { return };
         let (holder, client_id) = (link.holder(), link.client_id());
         // The wait may have ended, and the connection may belong to another client.
-        let since_us = match cx.down.get(holder).and_then(|c| c.waiting.as_ref()).map(|w| w.state) {
+        let since_us = match cx.down.get(holder).and_then(|c| c.state::<Waiting>()).map(|w| w.state) {
             Some(State::Sent { look, since_us }) if look == number => since_us,
             _ => return,
         };

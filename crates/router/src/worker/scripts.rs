@@ -458,10 +458,10 @@ pub(super) fn heal_script(cx: &mut Context, link_handle: Handle) -> bool {
     }
     let request = link.head_request().to_vec();
     let Some(client) = cx.down.get(pending.who) else { return false };
-    if !client.is_last(pending.seq) {
+    if !client.replies().is_last(pending.seq) {
         return false;
     }
-    let (database, no_touch) = (client.database, client.no_touch);
+    let (database, no_touch) = (client.database(), client.no_touch());
     let mut scanner = Scanner::default();
     if scanner.scan(&request, &Limits::NONE).is_err() {
         return false;

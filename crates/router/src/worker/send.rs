@@ -60,7 +60,7 @@ impl Worker {
             Some((Token::Link(handle), fd, bytes))
         });
         let clients = self.cx.down.marked().filter_map(|(handle, client)| {
-            let (fd, bytes) = client.plain_output()?;
+            let (fd, bytes) = client.socket().plain_output()?;
             Some((Token::Client(handle), fd, bytes))
         });
         // An error is found again, and handled, by the plain send that follows.

@@ -150,9 +150,9 @@ impl CommandHooks {
             queue_us: u64::from(queue),
             node_us: u64::from(took - queue),
             args,
-            address: client.and_then(|c| c.details.peer).map_or_else(|| "?:0".into(), |a| a.to_string()),
-            name: client.map(|c| c.details.name.clone()).unwrap_or_default(),
-            user: client.map_or("default", |c| c.user.name()).into(),
+            address: client.and_then(|c| c.identity().peer()).map_or_else(|| "?:0".into(), |a| a.to_string()),
+            name: client.map(|c| c.identity().name().to_owned()).unwrap_or_default(),
+            user: client.map_or("default", |c| c.identity().user().name()).into(),
             node: link.replica().map_or(node.clone(), |replica| format!("{node} replica {replica}")),
         };
         self.slow.waiting.push(entry);
@@ -217,7 +217,7 @@ pub(super) fn slowlog_details(turn: &Turn, args: &Args<'_>, resp3: bool, out: &m
 /// Time that a command was held before its dispatch.
 fn held_us(down: &Downstreams, pending: Pending) -> u32 {
     let client = down.get(pending.who).filter(|_| pending.purpose == Purpose::Client);
-    client.map_or(0, |client| client.held_us(pending.seq))
+    client.map_or(0, |client| client.waits().held_us(pending.seq))
 }
 
 impl CommandHooks {

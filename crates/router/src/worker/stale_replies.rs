@@ -12,7 +12,7 @@ use switchyard_resp::request::Args;
 
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gather, Gathers};
 use super::turn::Turn;
@@ -33,7 +33,7 @@ const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
 impl Client {
     /// A client with recent writes waits longer, because an earlier INFO may not show them.
     fn timeout_us(&self, now_us: u64) -> u64 {
-        let has_written = self.wrote_us > 0 && now_us < self.wrote_us + 2 * SILENT_US;
+        let has_written = self.replies().wrote_us().is_some_and(|us| now_us < us + 2 * SILENT_US);
         if has_written { SILENT_US } else { TIMEOUT_US }
     }
 }
@@ -85,7 +85,7 @@ impl Gathers {
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
-        let resp3 = client.resp3;
+        let resp3 = client.resp3();
         if talking.is_none()
             && let Some(answer) = cx.turn.shared().command_replies.answer(resp3, raw)
         {
@@ -125,7 +125,7 @@ impl Gathers {
         for (handle, is_silent) in late {
             for (part, node) in self.get(handle).map(Gather::missing).unwrap_or_default() {
                 let known = self.get_mut(handle).and_then(|gather| {
-                    let resp3 = cx.down.get(gather.client())?.resp3;
+                    let resp3 = cx.down.get(gather.client())?.resp3();
                     gather.known_answer(cx.turn.shared(), node, resp3)
                 });
                 if known.is_some() || is_silent {

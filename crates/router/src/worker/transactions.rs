@@ -28,7 +28,7 @@ use super::checkout::{Acquired, push_exclusive, take_exclusive};
 use super::colocate::wait_for_colocation;
 use super::context::Context;
 use super::dispatch::Flow;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent, Downstreams};
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
 use super::multi_local::LocalInMulti;
@@ -104,7 +104,7 @@ pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
     let routing = Arc::clone(turn.routing());
     for handle in down.handles() {
-        let Some(session) = down.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
+        let Some(session) = down.get_mut(handle).and_then(|client| client.state_mut::<Session>()) else { continue };
         if session.multi.slot.is_some() {
             let requests = session.multi.requests();
             match one_of(requests.iter().flat_map(|request| slots_by(&routing, request)).collect()) {
@@ -126,27 +126,26 @@ pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
 
 impl Client {
     pub(super) fn session(&mut self) -> &mut Session {
-        self.session.get_or_insert_default()
+        self.state_or_default()
     }
 
     /// Whether the client is between WATCH and EXEC.
     pub(super) fn watches(&self) -> bool {
-        self.session.as_ref().is_some_and(|s| s.watch.is_some())
+        self.state().is_some_and(|s: &Session| s.watch.is_some())
     }
 
     /// Whether the reply to its EXEC of this number has answers of the router, so that it must be whole.
     pub(super) fn has_own_answers(&self, seq: u32) -> bool {
-        self.session
-            .as_ref()
+        self.state::<Session>()
             .is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
     }
 
     /// Updates the client after EXEC. `executed`: whether the node has executed the commands.
     pub(super) fn after_exec(&mut self, executed: bool) {
-        if let Some(database) = self.session.as_mut().and_then(|s| s.select.take())
+        if let Some(database) = self.state_mut::<Session>().and_then(|s| s.select.take())
             && executed
         {
-            self.database = database;
+            self.select(database);
         }
     }
 }
@@ -154,8 +153,8 @@ impl Client {
 impl Worker {
     pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let resp3 = client.resp3;
-        let Some(session) = client.session.as_deref() else { return Flow::Close };
+        let resp3 = client.resp3();
+        let Some(session) = client.state::<Session>() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if multi.aborted {
             discard(&mut self.cx.down, handle);
@@ -171,7 +170,7 @@ impl Worker {
             return flow;
         }
         let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let Some(session) = client.session.as_deref() else { return Flow::Close };
+        let Some(session) = client.state::<Session>() else { return Flow::Close };
         let (multi, watch) = (&session.multi, session.watch.as_ref());
         if is_watching && client.in_flight() > 0 {
             // Not before the node has confirmed the watch.
@@ -201,7 +200,7 @@ impl Worker {
             }
             if let Some(client) = self.cx.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
-                client.held = Some(link);
+                client.hold(link);
                 client.session().watch = None;
             }
             if let Some(link) = self.cx.up.get_mut(link) {
@@ -247,12 +246,12 @@ impl Worker {
             return self.cx.down.refuse_all_down(&self.cx.turn, handle, class);
         };
         let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let Some(multi) = client.session.as_deref().map(|s| &s.multi) else { return Flow::Close };
+        let Some(multi) = client.state::<Session>().map(|s| &s.multi) else { return Flow::Close };
         let lane = if multi.slow { Lane::Slow } else { Lane::Main };
         if multi.queue.len() > routing.live.large_value {
             return exec_alone(&mut self.cx, handle, node, Lane::Large, class);
         }
-        if !client.can_take(lane) {
+        if !client.replies().can_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
         let link_handle = self.cx.up.shared_link(&self.cx.turn, node, lane, resp3);
@@ -283,7 +282,8 @@ impl Worker {
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.cx.down.get_mut(pending.who) {
             client.after_exec(executed);
-            let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
+            let under_way =
+                client.state_mut::<Session>().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
             if let Some(UnderWay { published, own: others }) = under_way {
                 if !published.is_empty() {
                     text = with_counts(&self.cx.turn, node, &published, answer);
@@ -339,11 +339,11 @@ fn with_counts(turn: &Turn, node: NodeId, published: &[Published], answer: &[u8]
 
 /// Whether the watch of a client may have been lost, so that EXEC will answer nil.
 pub(super) fn is_dirty(turn: &Turn, up: &Upstreams, hooks: &CommandHooks, handle: Handle, client: &Client) -> bool {
-    let Some(session) = client.session.as_deref() else { return false };
+    let Some(session) = client.state::<Session>() else { return false };
     session.watch_failed
         || session.watch.as_ref().is_some_and(|watch| {
             let moved = !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
-            let other_protocol = up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3);
+            let other_protocol = up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3());
             moved || other_protocol || !up.is_watching(handle, watch.link, watch.node)
         })
 }
@@ -362,7 +362,7 @@ fn exec_elsewhere(
     if !routing.topology.has_override(slot) {
         return Ok(watched.unwrap_or_else(|| routing.topology.owner(slot)));
     }
-    let multi = down.get(handle).and_then(|c| c.session.as_ref()).map(|s| &s.multi);
+    let multi = down.get(handle).and_then(|c| c.state::<Session>()).map(|s| &s.multi);
     let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
     let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
     let node =
@@ -378,8 +378,8 @@ fn exec_elsewhere(
 /// Ends a transaction, if there is one, without executing it.
 pub(super) fn discard(down: &mut Downstreams, handle: Handle) {
     if let Some(client) = down.get_mut(handle) {
-        client.in_multi = false;
-        if let Some(session) = client.session.as_deref_mut() {
+        client.end_multi();
+        if let Some(session) = client.state_mut::<Session>() {
             session.multi.clear();
         }
     }
@@ -387,7 +387,7 @@ pub(super) fn discard(down: &mut Downstreams, handle: Handle) {
 }
 
 fn unwatch(down: &mut Downstreams, handle: Handle) {
-    let Some(session) = down.get_mut(handle).and_then(|c| c.session.as_deref_mut()) else { return };
+    let Some(session) = down.get_mut(handle).and_then(|c| c.state_mut::<Session>()) else { return };
     session.watch_failed = false;
     if let Some(watch) = session.watch.take() {
         down.emit(ClientEvent::Abandons { client: handle, link: watch.link });
@@ -432,7 +432,7 @@ fn exec_after_colocation(
     class: u8,
     text: String,
 ) -> Flow {
-    let Some(session) = down.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
+    let Some(session) = down.get(handle).and_then(|c| c.state::<Session>()) else { return Flow::Close };
     let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
     let queue = session.multi.requests();
     let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
@@ -447,7 +447,7 @@ fn exec_after_colocation(
 pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstreams, hooks: &mut CommandHooks) {
     let holders = up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
     let is_left = |watch: &Watch| !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
-    let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
+    let watch = |client: &Client| client.state::<Session>().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
     let left: Vec<Handle> = holders.filter(|holder| down.get(*holder).is_some_and(watch)).collect();
     for holder in left {
         if let Some(client) = down.get_mut(holder) {
@@ -474,7 +474,7 @@ pub(super) fn transaction(
         Local::Unwatch => unwatch(&mut cx.down, handle),
         _ => {
             if let Some(client) = cx.down.get_mut(handle) {
-                client.in_multi = true;
+                client.begin_multi();
                 client.session().multi.clear();
             }
         }
@@ -527,7 +527,7 @@ fn watch(
     }
     if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
         let text = parted_text(&cx.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
-        let watched = cx.down.get(handle).and_then(|c| c.session.as_ref()).and_then(|s| s.watch.as_ref());
+        let watched = cx.down.get(handle).and_then(|c| c.state::<Session>()).and_then(|s| s.watch.as_ref());
         let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
         watched.extend(keys.map(Box::from));
         let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
@@ -570,7 +570,7 @@ fn watch(
     }
     // From now on it belongs to the watch, not to the command.
     if let Some(client) = cx.down.get_mut(handle) {
-        client.held = None;
+        client.take_held();
     }
     if let Some(client) = cx.down.get_mut(handle) {
         let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
@@ -588,7 +588,7 @@ fn exec_alone(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane, class:
     match take_exclusive(cx, handle, node, lane) {
         Ok(Acquired::Link(link)) => {
             if let Some(client) = cx.down.get_mut(handle) {
-                client.held = Some(link);
+                client.hold(link);
             }
             if let Some(link) = cx.up.get_mut(link) {
                 link.set_holder(handle);
@@ -613,7 +613,7 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
         return cx.down.refuse(&cx.turn, handle, class, &no_multi_text(&cx.turn, node, &why));
     }
     let scripts =
-        cx.down.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
+        cx.down.get(handle).and_then(|c| c.state::<Session>()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
     for sha in scripts {
         // In a transaction, NOSCRIPT comes too late to be healed.
         let body = lock(&cx.turn.shared().scripts).text(&sha);
@@ -625,8 +625,8 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     let sent_us = cx.turn.now_us() as u32;
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
     let seq = client.owe(cx.turn.now_us(), class);
-    client.wrote_us = cx.turn.now_us();
-    let (database, no_touch) = (client.database, client.no_touch);
+    client.replies_mut().note_write(cx.turn.now_us());
+    let (database, no_touch) = (client.database(), client.no_touch());
     let mut multi = std::mem::take(&mut client.session().multi);
     if let Some(limit) = multi.alone {
         cx.hooks.tally.note("EXEC", limit);
@@ -640,13 +640,13 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     if has_own || !under_way.published.is_empty() {
         client.session().under_way.push_back((seq, under_way));
     }
-    client.in_multi = false;
+    client.end_multi();
     cx.up.note_transaction(&cx.turn, link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
     let Some(link) = cx.up.get_mut(link_handle) else { return Flow::Close };
     let node = link.node();
     if multi.writes {
-        client.written.add(node, Since::now(cx.turn.shared(), cx.turn.routing()));
+        client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
     }
     link.set_task(Task::Nothing);
     link.note_slow(multi.slow);
@@ -696,7 +696,7 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
 /// for long. Their EXEC will answer nil.
 pub(super) fn reissue_watches(cx: &mut Context, node: NodeId) {
     let now_us = cx.turn.now_us();
-    let is_quiet = |c: &Client| c.in_flight() == 0 && c.quiet_us(now_us) > RECALL_US;
+    let is_quiet = |c: &Client| c.in_flight() == 0 && c.socket().quiet_us(now_us) > RECALL_US;
     let quiet: Vec<Handle> = cx
         .up
         .iter()

@@ -9,6 +9,7 @@
 //!
 //! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
+use super::transactions::Session;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +24,7 @@ use super::context::Context;
 use super::dispatch::Flow;
 use super::double_read::{Asks, are_connected, fetch_sampled};
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::gather::Gathers;
 use super::keyed::{CommandHooks, writes};
 use super::large::LargeKeys;
@@ -126,9 +127,10 @@ impl Worker {
 fn wait_for(turn: &Turn, down: &mut Downstreams, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
     let now_us = turn.now_us();
     let Some(client) = down.get_mut(handle) else { return true };
-    let moving = client.moving.get_or_insert_with(|| {
-        Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None })
-    });
+    if client.state::<Moving>().is_none() {
+        client.set_state(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None });
+    }
+    let Some(moving) = client.state_mut::<Moving>() else { return true };
     let wanted = moving.waits.begin(look, turn.index());
     moving.move_id = moving.waits.first_move().or(moving.move_id);
     let Some(wanted) = wanted else { return false };
@@ -145,7 +147,7 @@ fn wait_for(turn: &Turn, down: &mut Downstreams, handle: Handle, look: KeyLookup
 
 /// Ends the wait of a command for keys.
 fn end_hold(turn: &Turn, down: &mut Downstreams, handle: Handle) {
-    let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.take()) else { return };
+    let Some(moving) = down.get_mut(handle).and_then(|c| c.take_state::<Moving>()) else { return };
     let held_us = turn.now_us().saturating_sub(moving.since_us);
     if let Some(mover) = moving.move_id.and_then(|id| turn.routing().moves.by_id.get(&id)) {
         mover.note_hold(held_us);
@@ -156,7 +158,7 @@ fn end_hold(turn: &Turn, down: &mut Downstreams, handle: Handle) {
 pub(super) fn look_again(turn: &Turn, down: &mut Downstreams, all: bool) {
     let mut due: Vec<(u64, Handle)> = Vec::new();
     for handle in down.stalled(Stall::Keys) {
-        let Some(moving) = down.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
+        let Some(moving) = down.get(handle).and_then(|client| client.state::<Moving>()) else { continue };
         moving.waits.register_again(turn.index());
         if all || moving.is_over() {
             due.push((moving.since_us, handle));
@@ -192,7 +194,7 @@ pub(super) fn refuse_moving(
     error: &Arc<str>,
 ) {
     for handle in down.stalled(Stall::Keys) {
-        let Some(moving) = down.get_mut(handle).and_then(|client| client.moving.as_mut()) else { continue };
+        let Some(moving) = down.get_mut(handle).and_then(|client| client.state_mut::<Moving>()) else { continue };
         if moving.waits.concerns(move_id, keys) {
             moving.refusal = Some(error.clone());
         }
@@ -202,7 +204,7 @@ pub(super) fn refuse_moving(
 
 /// Answers a client that waits for keys with this error.
 pub(super) fn refuse_held(turn: &Turn, down: &mut Downstreams, handle: Handle, error: String) {
-    if let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+    if let Some(moving) = down.get_mut(handle).and_then(|c| c.state_mut::<Moving>()) {
         moving.refusal = Some(error.into());
     }
     look_again(turn, down, false);
@@ -216,7 +218,7 @@ pub(super) fn tick_moving(turn: &Turn, down: &mut Downstreams) {
     }
     let timeout = turn.routing().live.command_timeout;
     for handle in waiting {
-        let Some(moving) = down.get(handle).and_then(|client| client.moving.as_ref()) else { continue };
+        let Some(moving) = down.get(handle).and_then(|client| client.state::<Moving>()) else { continue };
         if moving.refusal.is_some() || turn.now_us().saturating_sub(moving.since_us) <= timeout.as_micros() as u64 {
             continue;
         }
@@ -239,7 +241,7 @@ pub(super) fn tick_moving(turn: &Turn, down: &mut Downstreams) {
         );
         let text =
             format!("NODETIMEOUT {what}, and they did not arrive within {timeout:?}; the command was not executed");
-        if let Some(moving) = down.get_mut(handle).and_then(|c| c.moving.as_mut()) {
+        if let Some(moving) = down.get_mut(handle).and_then(|c| c.state_mut::<Moving>()) {
             moving.refusal = Some(text.into());
         }
     }
@@ -363,7 +365,7 @@ pub(super) fn place_again(
     request: &[u8],
 ) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
     let routing = turn.routing().clone();
-    if let Some(text) = down.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
+    if let Some(text) = down.get_mut(handle).and_then(|c| c.state_mut::<Moving>()?.refusal.take()) {
         end_hold(turn, down, handle);
         return Err(text);
     }
@@ -487,10 +489,10 @@ impl LargeKeys {
         let is_exec = command.handling == Handling::Local(Local::Exec);
         let has_keys = matches!(command.handling, Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Watch));
         // Between MULTI and EXEC commands are only queued. Channels are always at their slot's owner.
-        if client.in_multi != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
+        if client.in_multi() != is_exec || !(has_keys || is_exec) || command.flags.has(Flags::PUBSUB) {
             return Transit::Settled;
         }
-        if let Some(text) = client.moving.as_mut().and_then(|m| m.refusal.take()) {
+        if let Some(text) = client.state_mut::<Moving>().and_then(|m| m.refusal.take()) {
             end_hold(&cx.turn, &mut cx.down, handle);
             match command.handling {
                 Handling::Local(Local::Exec) => discard(&mut cx.down, handle),
@@ -505,7 +507,7 @@ impl LargeKeys {
                 let queue = cx
                     .down
                     .get(handle)
-                    .and_then(|c| c.session.as_ref())
+                    .and_then(|c| c.state::<Session>())
                     .map(|s| s.multi.requests())
                     .unwrap_or_default();
                 for request in queue {
@@ -517,10 +519,10 @@ impl LargeKeys {
                 cx.hooks.look_at(&cx.turn, routing, command, args, &mut look);
             }
             let Some(client) = cx.down.get(handle) else { return Transit::Instead(Flow::Close) };
-            let resp3 = client.resp3;
+            let resp3 = client.resp3();
             let splits = matches!(command.handling, Handling::Split(_));
             let decision = look.decide(&routing.topology, &routing.moves.legs, splits, || {
-                client.moving.is_none() && self.reads_one_key(client, command, args)
+                client.state::<Moving>().is_none() && self.reads_one_key(client, command, args)
             });
             let transit = match decision {
                 Decision::Settled => Transit::Settled,

@@ -17,6 +17,7 @@
 //! may have been at a node without keys. While keys move, twice: the key of a write is at its source when that is
 //! queried first, or at its target when that is queried last.
 
+use super::transactions::Session;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
@@ -27,7 +28,7 @@ use super::checkout::{Acquired, acquire, push_exclusive};
 use super::context::Context;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
-use super::downstreams::client::Stall;
+use super::downstreams::waits::Stall;
 use super::keyed::Call;
 use super::local::parse;
 use super::reissued::ReissuedCommands;
@@ -142,13 +143,13 @@ fn zeros(numbers: usize) -> Vec<u8> {
 
 /// After the loss of the connection of a query: the client gets its error.
 pub(super) fn forget_waiting(down: &mut Downstreams, handle: Handle) {
-    if let Some(session) = down.get_mut(handle).and_then(|c| c.session.as_mut()) {
+    if let Some(session) = down.get_mut(handle).and_then(|c| c.state_mut::<Session>()) {
         session.wait = None;
     }
 }
 
 fn end_waiting(turn: &Turn, down: &mut Downstreams, handle: Handle, answer: &[u8]) {
-    let wait = down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.take());
+    let wait = down.get_mut(handle).and_then(|c| c.state_mut::<Session>()?.wait.take());
     if let Some(wait) = wait {
         down.deliver(turn, handle, wait.seq, answer);
     }
@@ -165,7 +166,8 @@ pub(super) fn on_wait(
 ) {
     let handle = pending.who;
     let Some(client) = down.get_mut(handle) else { return };
-    let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
+    let Some(wait) = client.state_mut::<Session>().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq)
+    else {
         return;
     };
     if reply::is_error(answer) {
@@ -223,7 +225,7 @@ impl ReissuedCommands {
             };
         };
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
-        let written = client.written;
+        let written = client.written();
         if client.in_flight() > 0 {
             // All previous writes must be older than the mark.
             return Flow::Stall(Stall::Barrier);
@@ -249,11 +251,11 @@ impl ReissuedCommands {
             }
         };
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
-        client.lane = Lane::Blocking;
+        client.replies_mut().take_lane(Lane::Blocking);
         let seq = client.owe(cx.turn.now_us(), class);
         let until_us = (timeout_ms > 0).then(|| cx.turn.now_us() + timeout_ms * 1000);
         let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
-        client.session.get_or_insert_default().wait =
+        client.state_or_default::<Session>().wait =
             Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
         query_next(cx, handle);
         Flow::Next
@@ -265,8 +267,8 @@ impl ReissuedCommands {
 #[inline]
 pub(super) fn go_on_waiting(cx: &mut Context, handle: Handle) {
     let Some(client) = cx.down.get(handle) else { return };
-    if client.stall != Stall::Exclusive
-        && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
+    if client.stall() != Stall::Exclusive
+        && client.state::<Session>().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
     {
         query_next(cx, handle);
     }
@@ -274,7 +276,7 @@ pub(super) fn go_on_waiting(cx: &mut Context, handle: Handle) {
 
 /// Queries the next node, or answers if none is left.
 fn query_next(cx: &mut Context, handle: Handle) {
-    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.state_mut::<Session>()?.wait.as_mut()) else { return };
     if wait.nodes.is_empty()
         && let Some(about) = &mut wait.about
         && about.may_repeat
@@ -290,7 +292,7 @@ fn query_next(cx: &mut Context, handle: Handle) {
             about.is_some_and(|about| cx.turn.shared().reigns.has_replacement_since(about.nodes, about.since.reigns));
         let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
         if let (Some(client), Some(About { nodes, began, .. })) = (cx.down.get_mut(handle), about) {
-            client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
+            client.note_waited(if is_lost { Written::Lost } else { Written::At { nodes, since: began } });
         }
         end_waiting(&cx.turn, &mut cx.down, handle, &out);
         return;
@@ -305,7 +307,7 @@ fn query_next(cx: &mut Context, handle: Handle) {
             return;
         }
     };
-    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+    let Some(wait) = cx.down.get_mut(handle).and_then(|c| c.state_mut::<Session>()?.wait.as_mut()) else { return };
     wait.nodes.pop();
     wait.due = false;
     // 0 would be without end.

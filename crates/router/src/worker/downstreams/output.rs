@@ -2,46 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use rustix::net::RecvFlags;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
-use super::client::Stall;
-use super::{Client, ClientEvent, Downstreams};
-use crate::metrics::WorkerCounters;
+use super::waits::Stall;
+use super::{ClientEvent, Downstreams};
 use crate::slab::Handle;
+use crate::worker::OUTPUT_HIGH;
 use crate::worker::outage::closes;
 use crate::worker::pubsub::clients::release_messages;
 use crate::worker::tracking::nodes::release_invalidations;
 use crate::worker::tracking::own::settle_own_write;
 use crate::worker::turn::Turn;
-use crate::worker::{OUTPUT_HIGH, QUIET_CAPACITY, transport};
-
-/// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
-/// system call that it might share.
-const DIRECT_MIN: usize = 8 << 10;
-
-/// Takes the reply to command `seq` for the client. The part of a large reply that the socket accepts is not copied.
-pub(in crate::worker) fn give(
-    client: &mut Client,
-    counters: &WorkerCounters,
-    seq: u32,
-    reply: &[u8],
-    failed: bool,
-    now_us: u64,
-) {
-    let mut reply = reply;
-    if reply.len() >= DIRECT_MIN
-        && client.takes_directly(seq)
-        && let Ok(sent) = transport::send(&client.fd, &mut client.tls, reply)
-    {
-        counters.bytes_sent.add(sent as u64);
-        client.last_used_us = now_us;
-        client.writable = sent == reply.len();
-        reply = &reply[sent..];
-    }
-    client.complete(seq, reply, failed, now_us, counters);
-}
 
 impl Downstreams {
     /// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for
@@ -54,8 +26,8 @@ impl Downstreams {
         if failed {
             turn.counters().errors.count(whole);
         }
-        give(client, turn.counters(), seq, reply, failed, turn.now_us());
-        let gated = client.gated;
+        client.give(turn.counters(), seq, reply, failed, turn.now_us());
+        let gated = client.is_gated();
         self.mark(handle);
         if gated {
             settle_own_write(self, handle, seq, whole);
@@ -93,7 +65,7 @@ impl Downstreams {
     pub(in crate::worker) fn deliver(&mut self, turn: &Turn, handle: Handle, seq: u32, reply: &[u8]) {
         if reply::is_error(reply) && closes(turn, reply) {
             self.close_after_replies(handle);
-            self.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
+            self.get_mut(handle).into_iter().for_each(|client| client.replies.drop_replies_from(seq));
         }
         self.deliver_of_node(turn, handle, seq, reply);
     }
@@ -101,10 +73,12 @@ impl Downstreams {
     #[inline]
     pub(in crate::worker) fn after_delivery(&mut self, turn: &Turn, handle: Handle) {
         let Some(client) = self.get_mut(handle) else { return };
-        let gated = client.gated;
-        let go_on = match client.stall {
+        let gated = client.is_gated();
+        let go_on = match client.stall() {
             Stall::Barrier | Stall::Blocked => client.in_flight() == 0,
-            Stall::Pipeline => client.in_flight() == 0 || client.has_room(turn.routing().live.client_pipeline_max / 2),
+            Stall::Pipeline => {
+                client.in_flight() == 0 || client.replies.has_room(turn.routing().live.client_pipeline_max / 2)
+            }
             _ => false,
         };
         if gated {
@@ -127,47 +101,16 @@ impl Downstreams {
     /// Sends output as far as the socket accepts it. Returns whether none is left.
     pub(in crate::worker) fn flush_client(&mut self, turn: &Turn, handle: Handle) -> bool {
         let Some(client) = self.get_mut(handle) else { return true };
-        client.dirty = false;
-        let mut broken = false;
-        while client.unsent() > 0 && client.writable {
-            let bytes = &client.out[client.out_sent..];
-            let sent = if client.closing && client.in_flight() == 0 {
-                transport::send_last(&client.fd, &mut client.tls, bytes)
-            } else {
-                transport::send(&client.fd, &mut client.tls, bytes)
-            };
-            match sent {
-                Ok(count) => {
-                    turn.counters().bytes_sent.add(count as u64);
-                    client.note_sent(count, turn.now_us());
-                }
-                Err(rustix::io::Errno::AGAIN) => client.writable = false,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => {
-                    broken = true;
-                    break;
-                }
-            }
-        }
-        if broken {
+        if !client.flush(turn.counters(), turn.now_us()) {
             turn.counters().broken.add(1);
             self.close_client(turn, handle);
             return true;
         }
+        client.socket.trim(client.in_flight() == 0);
         let done = client.unsent() == 0;
-        if done {
-            client.out.clear();
-            client.out_sent = 0;
-            if client.out.capacity() > QUIET_CAPACITY && client.in_flight() == 0 {
-                client.out = Vec::new();
-            }
-        } else if client.out_sent > OUTPUT_HIGH {
-            client.out.drain(..client.out_sent);
-            client.out_sent = 0;
-        }
         if client.output_bytes() > turn.routing().live.client_output_limit {
             warn!(
-                client = client.details.id,
+                client = client.identity.id(),
                 bytes = client.output_bytes(),
                 "disconnecting a client that does not read its replies (output-limit)"
             );
@@ -183,11 +126,11 @@ impl Downstreams {
         }
         if let Some(client) = self.get_mut(handle) {
             if client_unsent <= OUTPUT_HIGH / 2 {
-                client.writes_first = false;
+                client.socket.set_writes_first(false);
             }
-            if client.stall == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
+            if client.stall() == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
                 self.unstall(turn, handle);
-            } else if done && (client.closing || client.half_closed) {
+            } else if done && client.is_ending() {
                 self.close_if_done(turn, handle);
             }
         }
@@ -197,9 +140,7 @@ impl Downstreams {
     /// Closes the connection after all pending replies have been sent.
     pub(in crate::worker) fn close_after_replies(&mut self, handle: Handle) {
         if let Some(client) = self.get_mut(handle) {
-            client.closing = true;
-            client.input = Vec::new();
-            client.input_at = 0;
+            client.input.close();
             self.mark(handle);
         }
     }
@@ -214,36 +155,26 @@ impl Downstreams {
 
     pub(in crate::worker) fn close_if_done(&mut self, turn: &Turn, handle: Handle) {
         let Some(client) = self.get(handle) else { return };
-        if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {
+        if !client.is_ending() || client.in_flight() > 0 || client.unsent() > 0 {
             return;
         }
-        let waits = client.stall != Stall::None || (client.half_closed && self.is_resumed(handle));
-        if !client.closing && waits {
+        let waits = client.stall() != Stall::None || (client.input.has_ended() && self.is_resumed(handle));
+        if !client.input.is_closing() && waits {
             return;
         }
         let Some(client) = self.get_mut(handle) else { return };
-        if client.closing && !client.half_closed {
-            // Let the client read the last reply: closing with unread input in our socket would reset the connection.
-            transport::finish(&client.fd, &mut client.tls);
-            let mut sink = [0u8; 4096];
-            for _ in 0..256 {
-                if !matches!(rustix::net::recv(&client.fd, &mut sink[..], RecvFlags::empty()), Ok((_, 1..))) {
-                    break;
-                }
-            }
+        if client.input.is_closing() && !client.input.has_ended() {
+            client.socket.finish();
         }
         self.close_client(turn, handle);
     }
 
     pub(in crate::worker) fn close_client(&mut self, turn: &Turn, handle: Handle) {
         let Some(mut client) = self.remove(handle) else { return };
-        if let Some(tls) = &mut client.tls {
-            tls.notify_close(&client.fd);
-        }
-        turn.poll().remove(&client.fd);
+        client.socket.close(turn.poll());
         turn.shared().clients.fetch_sub(1, Ordering::Relaxed);
         turn.counters().clients.sub(1);
-        if client.stall == Stall::Blocked {
+        if client.stall() == Stall::Blocked {
             turn.counters().blocked.sub(1);
         }
         self.emit(ClientEvent::Closed { handle, client: Box::new(client) });

@@ -21,8 +21,8 @@ impl Topics {
     pub(super) fn advance_subscriber(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
         loop {
             let Some(client) = down.get_mut(handle) else { return };
-            let resp3 = client.resp3;
-            let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
+            let resp3 = client.resp3();
+            let Some(subscriber) = client.state_mut::<Subscriber>() else { return };
             let ready = match subscriber.items.front() {
                 Some(Item::Subscribe { left, failed, .. }) => *left == 0 || failed.is_some(),
                 Some(Item::Unsubscribe { left, .. }) => *left == 0,
@@ -44,7 +44,7 @@ impl Topics {
                     for topic in &topics {
                         self.join(turn, down, handle, *topic);
                         let Some(name) = self.topics.get(*topic).map(|t| t.name.clone()) else { continue };
-                        if let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        if let Some(subscriber) = down.get(handle).and_then(|c| c.state::<Subscriber>()) {
                             confirmation(&mut out, kind.subscribe(), Some(&name), subscriber, kind, resp3);
                         }
                     }
@@ -57,12 +57,12 @@ impl Topics {
                         if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
                     for name in &names {
                         self.leave(turn, down, handle, kind, name);
-                        if let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref()) {
+                        if let Some(subscriber) = down.get(handle).and_then(|c| c.state::<Subscriber>()) {
                             confirmation(&mut out, kind.unsubscribe(), Some(name), subscriber, kind, resp3);
                         }
                     }
                     if names.is_empty()
-                        && let Some(subscriber) = down.get(handle).and_then(|c| c.pubsub.as_deref())
+                        && let Some(subscriber) = down.get(handle).and_then(|c| c.state::<Subscriber>())
                     {
                         confirmation(&mut out, kind.unsubscribe(), None, subscriber, kind, resp3);
                     }
@@ -76,7 +76,7 @@ impl Topics {
     }
 
     fn leave(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, kind: Kind, name: &Arc<[u8]>) {
-        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.state_mut::<Subscriber>()) else { return };
         let Some(topic) = subscriber.names[kind as usize].remove(name) else { return };
         subscriber.name_bytes -= name.len();
         turn.counters().subscribers.sub(u64::from(subscriber.total() == 0));
@@ -87,9 +87,8 @@ impl Topics {
 /// Drops the data of a client without subscriptions.
 pub(super) fn tidy_subscriber(down: &mut Downstreams, handle: Handle) {
     let Some(client) = down.get_mut(handle) else { return };
-    if client.pubsub.as_deref().is_some_and(Subscriber::is_idle) {
-        client.pubsub = None;
-        client.update_gate();
+    if client.state::<Subscriber>().is_some_and(Subscriber::is_idle) {
+        client.take_state::<Subscriber>();
     }
 }
 
@@ -97,8 +96,8 @@ pub(super) fn tidy_subscriber(down: &mut Downstreams, handle: Handle) {
 #[cold]
 pub(in crate::worker) fn release_messages(down: &mut Downstreams, handle: Handle) {
     let Some(client) = down.get_mut(handle) else { return };
-    let (streaming, first) = (client.is_streaming(), client.first_pending());
-    let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
+    let (streaming, first) = (client.replies().is_streaming(), client.replies().first());
+    let Some(subscriber) = client.state_mut::<Subscriber>() else { return };
     let mut released: Vec<Vec<u8>> = Vec::new();
     while let Some((_, bytes)) =
         subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0)
@@ -118,8 +117,8 @@ pub(in crate::worker) fn note_own_publish(down: &mut Downstreams, handle: Handle
     let Some(client) = down.get_mut(handle) else { return };
     let publishes = matches!(command.handling, Handling::Local(Local::Publish | Local::Spublish | Local::Exec));
     if client.in_flight() > 0 && (publishes || command.flags.has(Flags::SCRIPT)) {
-        let last = client.last_pending();
-        if let Some(subscriber) = client.pubsub.as_deref_mut() {
+        let last = client.replies().last();
+        if let Some(subscriber) = client.state_mut::<Subscriber>() {
             subscriber.published = Some(last);
         }
     }
@@ -129,7 +128,7 @@ pub(in crate::worker) fn note_own_publish(down: &mut Downstreams, handle: Handle
 pub(in crate::worker) fn cut_subscriber(turn: &Turn, down: &mut Downstreams, handle: Handle, limit: &str) {
     let Some(client) = down.get(handle) else { return };
     warn!(
-        client = client.details.id,
+        client = client.identity().id(),
         bytes = client.unsent(),
         "disconnecting a subscriber that does not read its messages (clients.{limit})"
     );
@@ -143,27 +142,26 @@ impl Downstreams {
     pub(in crate::worker) fn push(&mut self, turn: &Turn, handle: Handle, bytes: &[u8]) {
         let limit = turn.routing().live.push_limit;
         let Some(client) = self.get_mut(handle) else { return };
-        if client.closing {
+        if client.input().is_closing() {
             return;
         }
         let (first, rest) = bytes.split_at(1);
         let first = match first {
-            b">" | b"*" if client.resp3 => b">",
+            b">" | b"*" if client.resp3() => b">",
             b">" | b"*" => b"*",
             _ => first,
         };
         if let Some(behind) = client.holds_messages() {
-            let subscriber = client.pubsub.get_or_insert_default();
+            let subscriber = client.state_or_default::<Subscriber>();
             subscriber.held_bytes += bytes.len();
             subscriber.held.push_back((behind, [first, rest].concat()));
-            client.gated = true;
             if subscriber.held_bytes > limit {
                 cut_subscriber(turn, self, handle, "push-limit");
             }
             return;
         }
         client.push_out(&[first, rest]);
-        client.note_behind(turn.routing().live.push_soft_limit, turn.now_us());
+        client.socket_mut().note_behind(turn.routing().live.push_soft_limit, turn.now_us());
         let over = client.unsent() > limit;
         self.mark(handle);
         if over || bytes.len() >= AT_ONCE_MIN {
@@ -179,7 +177,7 @@ impl Topics {
     /// Adds a client to the subscribers of a topic.
     fn join(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, topic_handle: Handle) {
         let Some(topic) = self.topics.get_mut(topic_handle) else { return };
-        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return };
+        let Some(subscriber) = down.get_mut(handle).and_then(|c| c.state_mut::<Subscriber>()) else { return };
         if topic.subscribers.insert(handle) {
             subscriber.names[topic.kind as usize].insert(topic.name.clone(), topic_handle);
             subscriber.name_bytes += topic.name.len();

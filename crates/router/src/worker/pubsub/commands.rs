@@ -15,7 +15,7 @@ use crate::worker::Worker;
 use crate::worker::context::Context;
 use crate::worker::dispatch::{Flow, forward};
 use crate::worker::downstreams::Downstreams;
-use crate::worker::downstreams::client::Stall;
+use crate::worker::downstreams::waits::Stall;
 use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
@@ -76,7 +76,7 @@ impl Topics {
             return Flow::Stall(Stall::Barrier);
         }
         let limit = turn.routing().live.subscriptions_max;
-        let subscriber = client.pubsub.get_or_insert_default();
+        let subscriber = client.state_or_default::<Subscriber>();
         let waiting: usize = subscriber
             .items
             .iter()
@@ -96,8 +96,7 @@ impl Topics {
             tidy_subscriber(down, handle);
             return down.refuse(turn, handle, class, &text);
         }
-        let seq = client.owe_push(turn.now_us(), class);
-        client.gated = true;
+        let seq = client.replies_mut().owe_push(turn.now_us(), class);
         let mut topics = Vec::with_capacity(args.len() - 1);
         let mut left = 0;
         for name in args.iter().skip(1) {
@@ -105,7 +104,7 @@ impl Topics {
             left += usize::from(self.hold_topic(topic, handle, seq));
             topics.push(topic);
         }
-        if let Some(subscriber) = down.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) {
+        if let Some(subscriber) = down.get_mut(handle).and_then(|c| c.state_mut::<Subscriber>()) {
             subscriber.items.push_back(Item::Subscribe { seq, kind, topics, left, failed: None });
         }
         // A topic that has already failed answers through its waiting list.
@@ -127,11 +126,10 @@ impl Topics {
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
         }
-        let seq = client.owe_push(turn.now_us(), class);
-        client.gated = true;
+        let seq = client.replies_mut().owe_push(turn.now_us(), class);
         let names: Vec<Arc<[u8]>> = args.iter().skip(1).map(Arc::from).collect();
         // An earlier message may still be in transit: it comes first, as with one server.
-        let subscriber = client.pubsub.get_or_insert_default();
+        let subscriber = client.state_or_default::<Subscriber>();
         let own = &subscriber.names[kind as usize];
         let hears = subscriber.waits()
             || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
@@ -145,7 +143,7 @@ impl Topics {
 
     /// For a command just read: settles topics that have failed before.
     fn settle_later(&mut self, down: &Downstreams, client: Handle, seq: u32) {
-        let subscriber = down.get(client).and_then(|client| client.pubsub.as_deref());
+        let subscriber = down.get(client).and_then(|client| client.state::<Subscriber>());
         if let Some(Item::Subscribe { seq: own, topics, .. }) = subscriber.and_then(|s| s.items.back())
             && *own == seq
         {
@@ -183,7 +181,7 @@ pub(in crate::worker) fn gate_subscriber(
     command: &Command,
 ) -> Option<Flow> {
     let client = down.get(handle)?;
-    let subscriber = client.pubsub.as_deref()?;
+    let subscriber = client.state::<Subscriber>()?;
     let Handling::Local(local) = command.handling else { return gate_other(turn, down, handle, command) };
     let subscribes = matches!(
         local,
@@ -202,11 +200,11 @@ pub(in crate::worker) fn gate_subscriber(
 
 fn gate_other(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Command) -> Option<Flow> {
     let client = down.get(handle)?;
-    let subscriber = client.pubsub.as_deref()?;
+    let subscriber = client.state::<Subscriber>()?;
     if subscriber.waits() {
         return Some(Flow::Stall(Stall::Barrier));
     }
-    if client.resp3 || subscriber.total() == 0 {
+    if client.resp3() || subscriber.total() == 0 {
         return None;
     }
     let name = command.name.to_ascii_lowercase();
@@ -281,7 +279,7 @@ impl Gathers {
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
-        let resp3 = client.resp3;
+        let resp3 = client.resp3();
         let link = cx.up.shared_link(&cx.turn, node, Lane::Main, resp3);
         if cx.up.is_full(link, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);

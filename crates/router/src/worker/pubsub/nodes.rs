@@ -1,5 +1,6 @@
 //! The node side: topics, their subscriptions at nodes, and replies and messages from there.
 
+use crate::worker::pubsub::Subscriber;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -81,7 +82,7 @@ impl Topics {
         };
         let waiting = std::mem::take(&mut topic.waiting);
         for (client, seq) in waiting {
-            let Some(subscriber) = down.get_mut(client).and_then(|c| c.pubsub.as_deref_mut()) else { continue };
+            let Some(subscriber) = down.get_mut(client).and_then(|c| c.state_mut::<Subscriber>()) else { continue };
             for item in &mut subscriber.items {
                 if let Item::Subscribe { seq: own, left, failed: fate, .. } = item
                     && *own == seq
@@ -271,7 +272,7 @@ impl Topics {
 
 /// Returns the number of connections for whose replies the UNSUBSCRIBE `seq` of a client waits.
 fn unsubscribe_left(down: &mut Downstreams, client: Handle, seq: u32) -> Option<&mut usize> {
-    let subscriber = down.get_mut(client).and_then(|client| client.pubsub.as_deref_mut())?;
+    let subscriber = down.get_mut(client).and_then(|client| client.state_mut::<Subscriber>())?;
     subscriber.items.iter_mut().find_map(|item| match item {
         Item::Unsubscribe { seq: own, left, .. } if *own == seq => Some(left),
         _ => None,

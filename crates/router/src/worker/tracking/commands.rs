@@ -11,7 +11,7 @@ use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 use crate::worker::downstreams::Downstreams;
-use crate::worker::downstreams::client::Stall;
+use crate::worker::downstreams::waits::Stall;
 use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::keyed::CommandHooks;
 use crate::worker::local::parse;
@@ -129,7 +129,7 @@ fn tracking_info(out: &mut Vec<u8>, tracked: Option<&Tracked>, resp3: bool) {
 /// Answers a query of another worker for a client by its number: its handle, or null.
 pub(in crate::worker) fn find_client(turn: &Turn, down: &Downstreams, id: u64) -> Vec<u8> {
     let mut out = Vec::new();
-    match down.iter().find(|(_, c)| c.details.id == id) {
+    match down.iter().find(|(_, c)| c.identity().id() == id) {
         Some((handle, _)) => {
             encode::header(&mut out, b'*', 3);
             for number in [turn.index() as i64, i64::from(handle.index), i64::from(handle.generation)] {
@@ -143,7 +143,7 @@ pub(in crate::worker) fn find_client(turn: &Turn, down: &Downstreams, id: u64) -
 
 /// Stalls a client whose tracking is being set up. `None`: the command may proceed.
 pub(in crate::worker) fn gate_tracking(down: &Downstreams, handle: Handle) -> Option<Flow> {
-    let tracked = down.get(handle)?.tracked.as_deref()?;
+    let tracked = down.get(handle)?.state::<Tracked>()?;
     (tracked.looking || tracked.pending.is_some()).then_some(Flow::Stall(Stall::Barrier))
 }
 
@@ -181,7 +181,7 @@ impl Tracking {
         options: Options,
     ) {
         let known = self.clients.contains(&handle);
-        let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) else { return };
         tracked.looking = false;
         if let Err(error) = check(&options, known.then_some(&tracked.options)) {
             self.refuse_tracking(turn, down, handle, seq, &error);
@@ -211,8 +211,7 @@ impl Tracking {
     /// TRACKING OFF, RESET, or a disconnected client.
     pub(in crate::worker) fn end_tracking(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
         if let Some(client) = down.get_mut(handle) {
-            client.tracked = None;
-            client.update_gate();
+            client.take_state::<Tracked>();
         }
         if let Some(place) = self.clients.iter().position(|c| *c == handle) {
             self.clients.swap_remove(place);
@@ -234,14 +233,13 @@ impl Tracking {
         error: &str,
     ) {
         if let Some(client) = down.get_mut(handle) {
-            if let Some(tracked) = client.tracked.as_deref_mut() {
+            if let Some(tracked) = client.state_mut::<Tracked>() {
                 tracked.pending = None;
                 tracked.looking = false;
             }
             if !self.clients.contains(&handle) {
-                client.tracked = None;
+                client.take_state::<Tracked>();
             }
-            client.update_gate();
         }
         let mut out = Vec::new();
         encode::error(&mut out, error);
@@ -259,15 +257,15 @@ impl Tracking {
         args: &Args<'_>,
     ) {
         let Some(client) = down.get_mut(handle) else { return };
-        let in_multi = client.in_multi;
-        let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        let in_multi = client.in_multi();
+        let Some(tracked) = client.state_mut::<Tracked>() else { return };
         if tracked.pending.is_some() || command.name.starts_with("CLIENT|") {
             return; // CLIENT does not consume CACHING
         }
         if tracked.options.noloop && !tracked.options.bcast && !in_multi {
             self.note_own_write(down, hooks, handle, command, args);
         }
-        let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+        let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) else { return };
         // CACHING before MULTI applies to the whole transaction.
         let caching = if in_multi { tracked.caching } else { std::mem::take(&mut tracked.caching) };
         if !in_multi && !tracked.queued.is_empty() {
@@ -290,7 +288,7 @@ impl Tracking {
                 let key = args.get(*place as usize).unwrap_or_default();
                 if !in_multi {
                     self.note_tracked_key(turn, down, handle, key);
-                } else if let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+                } else if let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) {
                     tracked.queued.push(key.into());
                 }
             }
@@ -299,7 +297,7 @@ impl Tracking {
     }
 
     fn note_tracked_key(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle, key: &[u8]) {
-        if let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+        if let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) {
             // A value read after its own write may be another client's.
             tracked.own.iter_mut().for_each(|write| write.forget(key));
         }
@@ -340,7 +338,7 @@ pub(in crate::worker) fn tracking_command(
             }
         }
         Local::ClientCaching => {
-            let Some(tracked) = client.tracked.as_deref_mut() else {
+            let Some(tracked) = client.state_mut::<Tracked>() else {
                 return down.refuse(turn,
                     handle,
                     class,
@@ -370,8 +368,8 @@ pub(in crate::worker) fn tracking_command(
             tracked.caching = true;
             encode::simple(&mut out, "OK");
         }
-        Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.tracked.as_deref())),
-        _ => tracking_info(&mut out, client.tracked.as_deref(), client.resp3),
+        Local::ClientGetredir => encode::integer(&mut out, shown_redirect(client.state::<Tracked>())),
+        _ => tracking_info(&mut out, client.state::<Tracked>(), client.resp3()),
     }
     down.answer(turn, handle, class, &out);
     Flow::Next
@@ -390,15 +388,14 @@ fn begin_tracking(
     if client.in_flight() > 0 {
         return Flow::Stall(Stall::Barrier);
     }
-    if client.reads == Reads::Replica {
+    if client.identity().reads() == Reads::Replica {
         let text = "ERR Switchyard cannot track keys that are read from replicas: a replica may return the value before a change (reads = \"replica\")";
         return down.refuse(turn, handle, class, text);
     }
     // Later commands wait for the answer, because they are tracked.
-    client.lane = Lane::Pubsub;
+    client.replies_mut().take_lane(Lane::Pubsub);
     let redirects = options.redirect_id.is_some();
-    client.tracked.get_or_insert_default().looking = redirects;
-    client.update_gate();
+    client.state_or_default::<Tracked>().looking = redirects;
     let Some(id) = options.redirect_id else {
         let seq = client.owe(turn.now_us(), class);
         tracking.enable_tracking(turn, down, handle, seq, options);

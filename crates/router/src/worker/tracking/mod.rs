@@ -223,7 +223,7 @@ impl Tracking {
 
     /// Updates the counter of prefixes, when clients have started or stopped tracking.
     fn count_prefixes(&self, turn: &Turn, down: &Downstreams) {
-        let options = self.clients.iter().filter_map(|c| Some(&down.get(*c)?.tracked.as_deref()?.options));
+        let options = self.clients.iter().filter_map(|c| Some(&down.get(*c)?.state::<Tracked>()?.options));
         let mut prefixes: Vec<&[u8]> =
             options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
         prefixes.sort_unstable();

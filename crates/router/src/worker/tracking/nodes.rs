@@ -1,5 +1,6 @@
 //! The node side: tracking at nodes, and delivery of their invalidations to clients.
 
+use crate::worker::tracking::Tracked;
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::encode;
@@ -10,7 +11,7 @@ use super::{Place, Request, Tracking};
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::downstreams::Downstreams;
-use crate::worker::downstreams::client::Stall;
+use crate::worker::downstreams::waits::Stall;
 use crate::worker::pubsub::clients::cut_subscriber;
 use crate::worker::pubsub::hopeful_link;
 use crate::worker::turn::Turn;
@@ -69,11 +70,11 @@ impl Tracking {
         let failed = refused.or_else(|| first_down.map(|node| turn.down_text(node)));
         for handle in self.clients.clone() {
             let Some(client) = down.get_mut(handle) else { continue };
-            let Some(tracked) = client.tracked.as_deref_mut() else { continue };
+            let Some(tracked) = client.state_mut::<Tracked>() else { continue };
             let Some(seq) = tracked.pending.take() else {
                 if failed.is_some() && self.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
                     // It relies on tracking that is no longer available. A disconnected client drops its cache.
-                    warn!(client = client.details.id, "closing a client whose keys can no longer be tracked");
+                    warn!(client = client.identity().id(), "closing a client whose keys can no longer be tracked");
                     down.close_client(turn, handle);
                 }
                 continue;
@@ -147,9 +148,9 @@ impl Tracking {
 /// all.
 fn invalidate(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: Option<&[u8]>) {
     let Some(client) = down.get_mut(handle) else { return };
-    let ordered = client.in_flight() > 0 || client.is_streaming();
-    let (resp3, last) = (client.resp3, client.last_pending());
-    let Some(tracked) = client.tracked.as_deref_mut() else { return };
+    let ordered = client.in_flight() > 0 || client.replies().is_streaming();
+    let (resp3, last) = (client.resp3(), client.replies().last());
+    let Some(tracked) = client.state_mut::<Tracked>() else { return };
     let redirects = tracked.options.redirect.is_some();
     if !redirects && !resp3 {
         return; // RESP2 has no place for it, and Redis does not send it either
@@ -170,7 +171,7 @@ fn invalidate(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: Option<
 }
 
 fn push_invalidation(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: Option<&[u8]>) {
-    let Some(tracked) = down.get(handle).and_then(|c| c.tracked.as_deref()) else { return };
+    let Some(tracked) = down.get(handle).and_then(|c| c.state::<Tracked>()) else { return };
     if let Some(redirect) = tracked.options.redirect {
         let message =
             Message::Invalidate { to: redirect.client, from: turn.index(), source: handle, keys: keys.map(Into::into) };
@@ -185,11 +186,11 @@ fn push_invalidation(turn: &Turn, down: &mut Downstreams, handle: Handle, keys: 
 pub(in crate::worker) fn release_invalidations(turn: &Turn, down: &mut Downstreams, handle: Handle) {
     loop {
         let Some(client) = down.get_mut(handle) else { return };
-        if client.is_streaming() {
+        if client.replies().is_streaming() {
             return;
         }
-        let first = client.first_pending();
-        let Some(tracked) = client.tracked.as_deref_mut() else { return };
+        let first = client.replies().first();
+        let Some(tracked) = client.state_mut::<Tracked>() else { return };
         while tracked.own.front().is_some_and(|write| write.is_answered(first)) {
             tracked.own.pop_front(); // its reply proved nothing
         }
@@ -216,7 +217,7 @@ pub(in crate::worker) fn on_redirected(
         turn.shared().mailboxes[from].send(Message::RedirectBroken { source });
         return;
     };
-    let bytes = if client.resp3 {
+    let bytes = if client.resp3() {
         [INVALIDATE, keys.unwrap_or(b"_\r\n")].concat()
     } else if client.subscribed() > 0 {
         [INVALIDATE_MESSAGE, keys.unwrap_or(b"$-1\r\n")].concat()
@@ -229,8 +230,8 @@ pub(in crate::worker) fn on_redirected(
 /// The client that `source` redirects to is gone.
 pub(in crate::worker) fn on_redirect_broken(turn: &Turn, down: &mut Downstreams, source: Handle) {
     let Some(client) = down.get_mut(source) else { return };
-    let resp3 = client.resp3;
-    let Some(redirect) = client.tracked.as_deref_mut().and_then(|t| t.options.redirect.as_mut()) else { return };
+    let resp3 = client.resp3();
+    let Some(redirect) = client.state_mut::<Tracked>().and_then(|t| t.options.redirect.as_mut()) else { return };
     redirect.broken = true;
     if resp3 {
         let mut bytes = b">2\r\n$21\r\ntracking-redir-broken\r\n".to_vec();
@@ -342,7 +343,7 @@ impl Tracking {
             payload.extend_from_slice(b"*1\r\n");
             payload.extend_from_slice(element);
             for reader in readers {
-                if down.get(reader).and_then(|c| c.tracked.as_deref()).is_some_and(|t| !t.options.bcast) {
+                if down.get(reader).and_then(|c| c.state::<Tracked>()).is_some_and(|t| !t.options.bcast) {
                     invalidate(turn, down, reader, Some(&payload));
                 }
             }
@@ -350,7 +351,7 @@ impl Tracking {
         self.count_tracked(turn);
         for place in (0..self.clients.len()).rev() {
             let Some(&handle) = self.clients.get(place) else { continue };
-            let Some(tracked) = down.get(handle).and_then(|c| c.tracked.as_deref()) else { continue };
+            let Some(tracked) = down.get(handle).and_then(|c| c.state::<Tracked>()) else { continue };
             if !tracked.options.bcast || tracked.pending.is_some() {
                 continue;
             }
@@ -375,7 +376,7 @@ impl Tracking {
         for handle in self.clients.clone() {
             let ready = down
                 .get(handle)
-                .and_then(|c| c.tracked.as_deref())
+                .and_then(|c| c.state::<Tracked>())
                 .is_some_and(|t| t.pending.is_none() || t.was_tracking);
             if ready {
                 invalidate(turn, down, handle, None);
@@ -388,13 +389,13 @@ impl Tracking {
     pub(in crate::worker) fn push_to_blocked_clients(&mut self, turn: &Turn, down: &mut Downstreams) {
         for handle in self.clients.clone() {
             let Some(client) = down.get_mut(handle) else { continue };
-            let blocked = client.stall == Stall::Blocked;
-            let Some(tracked) = client.tracked.as_deref_mut() else { continue };
+            let blocked = client.stall() == Stall::Blocked;
+            let Some(tracked) = client.state_mut::<Tracked>() else { continue };
             let due = if blocked { tracked.held_long.min(tracked.held.len()) } else { 0 };
             let held: Vec<_> = tracked.held.drain(..due).collect();
             tracked.held_long = tracked.held.len();
             for (_, keys) in held {
-                if let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
+                if let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) {
                     tracked.held_bytes -= keys.as_ref().map_or(0, Vec::len) + INVALIDATE.len();
                 }
                 push_invalidation(turn, down, handle, keys.as_deref());

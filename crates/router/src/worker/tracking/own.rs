@@ -12,6 +12,7 @@
 //! Not in BCAST mode: there a client is also notified of keys that it has not read. A change by another client in the
 //! same moment at the node, with the same broadcast, would be lost.
 
+use crate::worker::tracking::Tracked;
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
@@ -87,7 +88,7 @@ impl Write {
 /// client, and neither do invalidations of them held in the meantime.
 #[cold]
 pub(in crate::worker) fn settle_own_write(down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
-    let Some(tracked) = down.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };
+    let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) else { return };
     let Some(place) = tracked.own.iter().position(|w| w.seq == seq) else { return };
     let Some(write) = tracked.own.remove(place).filter(|w| w.proof.is_given_by(answer)) else { return };
     let mut dropped = 0;
@@ -119,7 +120,7 @@ impl Tracking {
         if client.in_flight() == 0 {
             return; // refused: nothing was sent
         }
-        let seq = client.last_pending();
+        let seq = client.replies().last();
         let mut places = std::mem::take(&mut hooks.keys);
         places.clear();
         let found = command.find_keys(args, &mut places).is_ok();
@@ -130,7 +131,7 @@ impl Tracking {
         hooks.keys = places;
         if let Some(proof) = proof
             && !keys.is_empty()
-            && let Some(tracked) = client.tracked.as_deref_mut()
+            && let Some(tracked) = client.state_mut::<Tracked>()
             && tracked.own.len() < WRITES_MAX
         {
             tracked.own.push_back(Write { seq, proof, keys });
