@@ -218,8 +218,9 @@ pub(super) fn unblock_client(cx: &mut Context, id: u64, error: bool, asker: Aske
         end_reissued(&cx.turn, &mut cx.down, handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
         return asker.answer(&cx.turn.shared().mailboxes, b":1\r\n");
     }
-    let held =
-        found.filter(|(_, c)| c.stall() == Stall::Blocked).and_then(|(_, c)| Some((c.held()?, c.is_being_reissued())));
+    let held = found
+        .filter(|(_, c)| c.stall() == Stall::Blocked)
+        .and_then(|(_, c)| Some((c.held()?, c.state().is_some_and(Waiting::is_ending))));
     match held {
         None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
         Some((link, false)) => unblock(cx, link, error, Some(asker)),

@@ -34,11 +34,9 @@ pub(super) struct ColocateWait {
     text: String,
 }
 
-impl Client {
-    /// Whether the next command waits for the return of keys.
-    pub(super) fn waits_for_colocation(&self) -> bool {
-        self.state().is_some_and(|wait: &ColocateWait| wait.number == self.replies().next_seq())
-    }
+/// Whether the next command of the client waits for the return of keys.
+pub(super) fn waits_for_colocation(client: &Client) -> bool {
+    client.state().is_some_and(|wait: &ColocateWait| wait.number == client.replies().next_seq())
 }
 
 fn late_text(turn: &Turn, text: &str) -> String {
@@ -66,7 +64,7 @@ pub(super) fn wait_for_colocation(
         return Err(text);
     };
     let number = client.replies().next_seq();
-    if !client.waits_for_colocation() {
+    if !waits_for_colocation(client) {
         turn.counters().colocate_waits.add(1);
         client.set_state(ColocateWait {
             number,
@@ -110,7 +108,7 @@ pub(super) fn on_colocation(
     number: u32,
     refusal: Option<Arc<str>>,
 ) {
-    let Some(client) = down.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
+    let Some(client) = down.get_mut(handle).filter(|client| waits_for_colocation(client)) else { return };
     let Some(wait) = client.state_mut::<ColocateWait>().filter(|wait| wait.number == number) else { return };
     wait.is_requested = false;
     wait.refusal = refusal;
@@ -132,7 +130,7 @@ pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bo
     }
     // A running move of the keys holds the command by itself.
     for handle in down.stalled(Stall::Keys) {
-        let Some(client) = down.get(handle).filter(|client| client.waits_for_colocation()) else {
+        let Some(client) = down.get(handle).filter(|client| waits_for_colocation(client)) else {
             continue;
         };
         if let Some(wait) = client.state::<ColocateWait>().filter(|wait| is_late(wait)) {

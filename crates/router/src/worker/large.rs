@@ -28,6 +28,7 @@ use super::keyed::Call;
 use super::login::may_begin;
 use super::pause::may_write;
 use super::reissued::end_moving_stall;
+use super::transactions::{Session, after_exec};
 use super::transit::{Transit, place_again};
 use super::turn::Turn;
 use super::upstreams::kind::{Lane, Task};
@@ -242,7 +243,8 @@ impl Worker {
                 }
                 // It must not be repeated: stream it if it is next.
                 let Some(client) = self.cx.down.get_mut(pending.who) else { return false };
-                let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
+                let is_own = pending.purpose == Purpose::Exec
+                    && client.state().is_some_and(|s: &Session| s.has_own_answers(pending.seq));
                 if client.replies().is_first(pending.seq) && !is_own {
                     let failed = reply::is_error(part);
                     client.replies_mut().begin_stream(failed);
@@ -251,7 +253,7 @@ impl Worker {
                     }
                     if pending.purpose == Purpose::Exec {
                         // Such a large reply is not an error: the transaction is being executed.
-                        client.after_exec(true);
+                        after_exec(client, true);
                     }
                     if let Some(link) = self.cx.up.get_mut(handle) {
                         link.pass_body_on();

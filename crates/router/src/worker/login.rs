@@ -7,6 +7,7 @@ use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
 use super::acl::{awaits_users, note_denied, note_refused};
+use super::colocate::waits_for_colocation;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
@@ -178,7 +179,7 @@ pub(super) fn guarded(
     let client = down.get_mut(handle)?;
     // A command that has waited for its keys, or for a copy, was already counted.
     let is_counted =
-        client.waits_mut().take_counted() || client.state::<Moving>().is_some() || client.waits_for_colocation();
+        client.waits_mut().take_counted() || client.state::<Moving>().is_some() || waits_for_colocation(client);
     if client.identity().is_counted()
         && !is_counted
         && let Err(text) = super::quotas::count(turn, down, hooks, handle, command, args)

@@ -107,6 +107,7 @@ use crate::worker::transit::tick_moving;
 use crate::worker::upstreams::breaking::publish_slow;
 use batching::pause;
 pub use cross_slot::spans_slots;
+use downstreams::Client;
 use downstreams::waits::Stall;
 use gather::Gather;
 pub(crate) use upstreams::kind::Lane;
@@ -455,7 +456,7 @@ impl Worker {
             if fills {
                 self.cx.turn.counters().cut_output.add(1);
             }
-            if client.writes_before_it_reads() && stalled > OUTPUT_TIMEOUT_US {
+            if writes_before_it_reads(client) && stalled > OUTPUT_TIMEOUT_US {
                 first.push(handle);
             }
             if overdue || fills {
@@ -601,3 +602,9 @@ const CLOSING_TIMEOUT_US: u64 = 10_000_000;
 /// Time after which a client that holds a connection for large values without traffic is disconnected, because others
 /// wait for it.
 const LARGE_TIMEOUT_US: u64 = 60_000_000;
+
+/// Whether the client is stalled with more input, and does not read the large reply on its exclusive connection.
+fn writes_before_it_reads(client: &Client) -> bool {
+    let has_more = client.input().is_readable() || client.input().has_unparsed();
+    client.held().is_some() && client.is_stalled() && has_more && client.unsent() > 0 && !client.socket().writes_first()
+}

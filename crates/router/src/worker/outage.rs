@@ -141,7 +141,7 @@ impl Needs<'_> {
     /// count as changed, needs none.
     fn of_exec(&self, up: &mut Upstreams) -> bool {
         let client = self.client;
-        if client.watches() {
+        if client.state().is_some_and(Session::is_watching) {
             return false;
         }
         let Some(multi) = client.state::<Session>().map(|session| &session.multi).filter(|multi| !multi.aborted) else {

@@ -170,7 +170,7 @@ impl Worker {
                         .cx
                         .down
                         .get_mut(handle)
-                        .map(|client| &mut client.session().multi)
+                        .map(|client| &mut client.state_or_default::<Session>().multi)
                         .filter(|multi| !multi.aborted)
                     {
                         multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
@@ -202,7 +202,7 @@ impl Worker {
         let is_known = select
             .is_none_or(|database| self.cx.turn.shared().has_database(&self.cx.turn.data_nodes().all(), database));
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
-        let multi = &mut client.session().multi;
+        let multi = &mut client.state_or_default::<Session>().multi;
         if !multi.aborted {
             multi.slot = multi.slot.or(slot);
             multi.selects.extend(select);
@@ -239,7 +239,7 @@ impl Worker {
 /// Makes EXEC fail, because a command was refused after MULTI.
 pub(super) fn abort_transaction(down: &mut Downstreams, handle: Handle) {
     if let Some(client) = down.get_mut(handle).filter(|c| c.in_multi()) {
-        let multi = &mut client.session().multi;
+        let multi = &mut client.state_or_default::<Session>().multi;
         multi.clear();
         multi.aborted = true;
     }

@@ -132,12 +132,14 @@ impl Waiting {
     }
 }
 
-impl Client {
+impl Waiting {
     /// Whether the node was sent a request to end its wait, so that it can be reissued.
-    pub(super) fn is_being_reissued(&self) -> bool {
-        self.state().is_some_and(|p: &Waiting| p.state == State::Ending)
+    pub(super) fn is_ending(&self) -> bool {
+        self.state == State::Ending
     }
+}
 
+impl Client {
     /// Whether a waiting command of the client is at the router.
     pub(super) fn is_reissued(&self) -> bool {
         self.state().is_some_and(|p: &Waiting| p.state == State::Here)

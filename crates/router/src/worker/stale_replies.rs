@@ -30,12 +30,10 @@ const SILENT_US: u64 = 1_000_000;
 
 const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
 
-impl Client {
-    /// A client with recent writes waits longer, because an earlier INFO may not show them.
-    fn timeout_us(&self, now_us: u64) -> u64 {
-        let has_written = self.replies().wrote_us().is_some_and(|us| now_us < us + 2 * SILENT_US);
-        if has_written { SILENT_US } else { TIMEOUT_US }
-    }
+/// A client with recent writes waits longer, because an earlier INFO may not show them.
+fn timeout_after_writes(client: &Client, now_us: u64) -> u64 {
+    let has_written = client.replies().wrote_us().is_some_and(|us| now_us < us + 2 * SILENT_US);
+    if has_written { SILENT_US } else { TIMEOUT_US }
 }
 
 impl Gather {
@@ -52,7 +50,7 @@ impl Gather {
 
 /// Time that a client waits for a node, us.
 pub(super) fn timeout_of(turn: &Turn, down: &Downstreams, client: Handle) -> u64 {
-    down.get(client).map_or(TIMEOUT_US, |client| client.timeout_us(turn.now_us()))
+    down.get(client).map_or(TIMEOUT_US, |client| timeout_after_writes(client, turn.now_us()))
 }
 
 /// Whether an answer of a node has been pending for longer than this client waits.
@@ -118,7 +116,7 @@ impl Gathers {
                     && cx
                         .down
                         .get(gather.client())
-                        .is_none_or(|client| waited(gather) > client.timeout_us(cx.turn.now_us()))
+                        .is_none_or(|client| waited(gather) > timeout_after_writes(client, cx.turn.now_us()))
             })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();

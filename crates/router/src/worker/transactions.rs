@@ -77,6 +77,16 @@ struct UnderWay {
 }
 
 impl Session {
+    /// Whether the client is between WATCH and EXEC.
+    pub(super) fn is_watching(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Whether the reply to the EXEC of this number has answers of the router, so that it must be whole.
+    pub(super) fn has_own_answers(&self, exec: u32) -> bool {
+        self.under_way.iter().any(|(seq, under_way)| *seq == exec && !under_way.own.is_empty())
+    }
+
     /// Returns the additions to the answer of the transaction whose EXEC has this number. Earlier ones will not be
     /// answered any more.
     fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
@@ -124,29 +134,12 @@ pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
     }
 }
 
-impl Client {
-    pub(super) fn session(&mut self) -> &mut Session {
-        self.state_or_default()
-    }
-
-    /// Whether the client is between WATCH and EXEC.
-    pub(super) fn watches(&self) -> bool {
-        self.state().is_some_and(|s: &Session| s.watch.is_some())
-    }
-
-    /// Whether the reply to its EXEC of this number has answers of the router, so that it must be whole.
-    pub(super) fn has_own_answers(&self, seq: u32) -> bool {
-        self.state::<Session>()
-            .is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
-    }
-
-    /// Updates the client after EXEC. `executed`: whether the node has executed the commands.
-    pub(super) fn after_exec(&mut self, executed: bool) {
-        if let Some(database) = self.state_mut::<Session>().and_then(|s| s.select.take())
-            && executed
-        {
-            self.select(database);
-        }
+/// Updates the client after EXEC. `executed`: whether the node has executed the commands.
+pub(super) fn after_exec(client: &mut Client, executed: bool) {
+    if let Some(database) = client.state_mut::<Session>().and_then(|s| s.select.take())
+        && executed
+    {
+        client.select(database);
     }
 }
 
@@ -201,7 +194,7 @@ impl Worker {
             if let Some(client) = self.cx.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
                 client.hold(link);
-                client.session().watch = None;
+                client.state_or_default::<Session>().watch = None;
             }
             if let Some(link) = self.cx.up.get_mut(link) {
                 link.set_task(Task::Nothing);
@@ -213,7 +206,7 @@ impl Worker {
                 .cx
                 .down
                 .get_mut(handle)
-                .map(|client| std::mem::take(&mut client.session().multi.own))
+                .map(|client| std::mem::take(&mut client.state_or_default::<Session>().multi.own))
                 .unwrap_or_default();
             discard(&mut self.cx.down, handle);
             let reply = self.with_own_answers(handle, own, b"*0\r\n");
@@ -281,7 +274,7 @@ impl Worker {
         }
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.cx.down.get_mut(pending.who) {
-            client.after_exec(executed);
+            after_exec(client, executed);
             let under_way =
                 client.state_mut::<Session>().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
             if let Some(UnderWay { published, own: others }) = under_way {
@@ -378,7 +371,7 @@ fn exec_elsewhere(
 /// Ends a transaction, if there is one, without executing it.
 pub(super) fn discard(down: &mut Downstreams, handle: Handle) {
     if let Some(client) = down.get_mut(handle) {
-        client.end_multi();
+        client.set_in_multi(false);
         if let Some(session) = client.state_mut::<Session>() {
             session.multi.clear();
         }
@@ -400,13 +393,13 @@ fn unwatch(down: &mut Downstreams, handle: Handle) {
 pub(super) fn fail_watch(down: &mut Downstreams, handle: Handle) {
     unwatch(down, handle);
     if let Some(client) = down.get_mut(handle) {
-        client.session().watch_failed = true;
+        client.state_or_default::<Session>().watch_failed = true;
     }
 }
 
 /// Fails the watch of a client, if it has one.
 fn watch_failed(down: &mut Downstreams, handle: Handle) {
-    if down.get(handle).is_some_and(Client::watches) {
+    if down.get(handle).is_some_and(|client| client.state().is_some_and(Session::is_watching)) {
         fail_watch(down, handle);
     }
 }
@@ -451,7 +444,7 @@ pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstr
     let left: Vec<Handle> = holders.filter(|holder| down.get(*holder).is_some_and(watch)).collect();
     for holder in left {
         if let Some(client) = down.get_mut(holder) {
-            client.session().watch_failed = true;
+            client.state_or_default::<Session>().watch_failed = true;
         }
     }
 }
@@ -474,8 +467,8 @@ pub(super) fn transaction(
         Local::Unwatch => unwatch(&mut cx.down, handle),
         _ => {
             if let Some(client) = cx.down.get_mut(handle) {
-                client.begin_multi();
-                client.session().multi.clear();
+                client.set_in_multi(true);
+                client.state_or_default::<Session>().multi.clear();
             }
         }
     }
@@ -514,12 +507,12 @@ fn watch(
         });
     };
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
-    if client.session().watch_failed {
+    if client.state_or_default::<Session>().watch_failed {
         // EXEC will answer nil regardless of further watches.
         cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
         return Flow::Next;
     }
-    let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
+    let before = client.state_or_default::<Session>().watch.as_ref().map(|w| (w.slot, w.link, w.node));
     let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
     if are_apart && only.is_none() {
         watch_failed(&mut cx.down, handle);
@@ -573,7 +566,13 @@ fn watch(
         client.take_held();
     }
     if let Some(client) = cx.down.get_mut(handle) {
-        let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
+        let watch = client.state_or_default::<Session>().watch.get_or_insert(Watch {
+            slot,
+            are_apart,
+            node,
+            keys: Vec::new(),
+            link,
+        });
         watch.are_apart |= are_apart;
         watch.keys.extend(args.iter().skip(1).map(Box::from));
     }
@@ -627,20 +626,20 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     let seq = client.owe(cx.turn.now_us(), class);
     client.replies_mut().note_write(cx.turn.now_us());
     let (database, no_touch) = (client.database(), client.no_touch());
-    let mut multi = std::mem::take(&mut client.session().multi);
+    let mut multi = std::mem::take(&mut client.state_or_default::<Session>().multi);
     if let Some(limit) = multi.alone {
         cx.hooks.tally.note("EXEC", limit);
     }
     // An unknown database has no effect: the node returns an error.
     let keepers = cx.turn.data_nodes().all();
-    client.session().select =
+    client.state_or_default::<Session>().select =
         multi.selects.iter().copied().rfind(|database| cx.turn.shared().has_database(&keepers, *database));
     let under_way = UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
     let has_own = !under_way.own.is_empty();
     if has_own || !under_way.published.is_empty() {
-        client.session().under_way.push_back((seq, under_way));
+        client.state_or_default::<Session>().under_way.push_back((seq, under_way));
     }
-    client.end_multi();
+    client.set_in_multi(false);
     cx.up.note_transaction(&cx.turn, link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
     let Some(link) = cx.up.get_mut(link_handle) else { return Flow::Close };
@@ -687,7 +686,7 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     }
     multi.clear();
     if let Some(client) = cx.down.get_mut(handle) {
-        client.session().multi = multi;
+        client.state_or_default::<Session>().multi = multi;
     }
     Flow::Next
 }

@@ -193,12 +193,8 @@ impl Client {
         self.in_multi
     }
 
-    pub(in crate::worker) fn begin_multi(&mut self) {
-        self.in_multi = true;
-    }
-
-    pub(in crate::worker) fn end_multi(&mut self) {
-        self.in_multi = false;
+    pub(in crate::worker) fn set_in_multi(&mut self, in_multi: bool) {
+        self.in_multi = in_multi;
     }
 
     pub(in crate::worker) fn is_monitor(&self) -> bool {
@@ -313,7 +309,7 @@ impl Client {
     /// that it replaces. And a replica may still return values that a tracking client has invalidated.
     pub(in crate::worker) fn replica_policy(&self) -> Option<Reads> {
         let reads = Some(self.identity.reads()).filter(|reads| *reads != Reads::Primary)?;
-        (self.state::<Tracked>().is_none() && !self.watches()).then_some(reads)
+        (self.state::<Tracked>().is_none() && !self.state().is_some_and(Session::is_watching)).then_some(reads)
     }
 
     /// Records readiness of the socket. Returns whether it takes waiting output.
@@ -423,32 +419,9 @@ impl Client {
         self.state::<Repeat>().is_some() || self.is_reissued()
     }
 
-    /// Whether the client is stalled with more input, and does not read the large reply on its exclusive connection.
-    pub(in crate::worker) fn writes_before_it_reads(&self) -> bool {
-        self.held.is_some()
-            && self.is_stalled()
-            && self.input.has_more()
-            && self.unsent() > 0
-            && !self.socket.writes_first()
-    }
-
-    /// Whether the connection closes when all is sent.
-    pub(super) fn is_ending(&self) -> bool {
-        self.input.is_closing() || self.input.has_ended()
-    }
-
     /// Number of subscribed channels and patterns.
     pub(in crate::worker) fn subscribed(&self) -> usize {
         self.state().map_or(0, Subscriber::total)
-    }
-
-    /// Returns the command whose reply must precede a message that arrives now.
-    pub(in crate::worker) fn holds_messages(&self) -> Option<u32> {
-        let (first, is_streaming) = (self.replies.first(), self.replies.is_streaming());
-        match self.state::<Subscriber>() {
-            Some(subscriber) => subscriber.holds(first, is_streaming),
-            None => is_streaming.then_some(first),
-        }
     }
 
     /// Returns the client's flags in CLIENT LIST.

@@ -85,6 +85,12 @@ impl Input {
         self.is_closing
     }
 
+    /// Whether the connection closes when all is sent.
+    #[inline]
+    pub(super) fn is_last(&self) -> bool {
+        self.is_closing || self.has_ended
+    }
+
     /// Discards the input and ignores further input.
     pub(super) fn close(&mut self) {
         self.is_closing = true;
@@ -100,11 +106,6 @@ impl Input {
     /// Whether bytes are unparsed.
     pub(in crate::worker) fn has_unparsed(&self) -> bool {
         self.at < self.bytes.len()
-    }
-
-    /// Whether there is more to parse or to read.
-    pub(super) fn has_more(&self) -> bool {
-        self.is_readable || self.has_unparsed()
     }
 
     /// Unparsed bytes, and free bytes of the buffer, for CLIENT LIST.

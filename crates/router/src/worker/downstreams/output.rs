@@ -130,7 +130,7 @@ impl Downstreams {
             }
             if client.stall() == Stall::Output && client_unsent <= OUTPUT_HIGH / 2 {
                 self.unstall(turn, handle);
-            } else if done && client.is_ending() {
+            } else if done && client.input.is_last() {
                 self.close_if_done(turn, handle);
             }
         }
@@ -155,7 +155,7 @@ impl Downstreams {
 
     pub(in crate::worker) fn close_if_done(&mut self, turn: &Turn, handle: Handle) {
         let Some(client) = self.get(handle) else { return };
-        if !client.is_ending() || client.in_flight() > 0 || client.unsent() > 0 {
+        if !client.input.is_last() || client.in_flight() > 0 || client.unsent() > 0 {
             return;
         }
         let waits = client.stall() != Stall::None || (client.input.has_ended() && self.is_resumed(handle));

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::commands::confirmation;
 use super::{Item, Kind, Subscriber, Topics};
 use crate::slab::Handle;
-use crate::worker::downstreams::Downstreams;
+use crate::worker::downstreams::{Client, Downstreams};
 use crate::worker::turn::Turn;
 
 /// A message of at least this size is sent to each subscriber before it is copied for the next one: only the part that
@@ -84,6 +84,15 @@ impl Topics {
     }
 }
 
+/// Returns the command whose reply must precede a message that arrives now.
+fn holds_messages(client: &Client) -> Option<u32> {
+    let (first, is_streaming) = (client.replies().first(), client.replies().is_streaming());
+    match client.state::<Subscriber>() {
+        Some(subscriber) => subscriber.holds(first, is_streaming),
+        None => is_streaming.then_some(first),
+    }
+}
+
 /// Drops the data of a client without subscriptions.
 pub(super) fn tidy_subscriber(down: &mut Downstreams, handle: Handle) {
     let Some(client) = down.get_mut(handle) else { return };
@@ -151,7 +160,7 @@ impl Downstreams {
             b">" | b"*" => b"*",
             _ => first,
         };
-        if let Some(behind) = client.holds_messages() {
+        if let Some(behind) = holds_messages(client) {
             let subscriber = client.state_or_default::<Subscriber>();
             subscriber.held_bytes += bytes.len();
             subscriber.held.push_back((behind, [first, rest].concat()));
