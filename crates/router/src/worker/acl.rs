@@ -1,19 +1,20 @@
 //! ACL commands. Changes of users are forwarded to a thread that may block, because they hash passwords and write
 //! files. The client is answered when every worker has adopted the change.
 
-use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, Merge, errors};
+use switchyard_resp::command::{CATEGORIES, Categories, Local, Lookup, Merge, errors};
 use switchyard_resp::encode;
-use switchyard_resp::request::{Args, Scanner};
+use switchyard_resp::request::Scanner;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
+use super::invocation::Invocation;
 use super::local::{asker, parse};
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use crate::operator::OperatorCommand;
-use crate::shared::{RoutingSnapshot, lock};
+use crate::shared::lock;
 use crate::slab::Handle;
 use crate::users::{Denied, Refused};
 
@@ -26,14 +27,8 @@ pub(super) fn awaits_users(down: &Downstreams, handle: Handle) -> bool {
 }
 
 /// Adds a refused command to the log.
-pub(super) fn note_denied(
-    turn: &Turn,
-    down: &Downstreams,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    denied: Denied,
-) {
+pub(super) fn note_denied(turn: &Turn, down: &Downstreams, call: &Invocation<'_>, denied: Denied) {
+    let Invocation { handle, command, args, .. } = *call;
     let Some(client) = down.get(handle) else { return };
     let (reason, object) = match denied {
         Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
@@ -57,15 +52,9 @@ pub(super) fn note_refused(
     lock(&turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
 }
 
-pub(super) fn acl(
-    turn: &Turn,
-    down: &mut Downstreams,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    class: u8,
-    local: Local,
-    args: &Args<'_>,
-) -> Flow {
+pub(super) fn acl(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, local: Local) -> Flow {
+    let Invocation { routing, handle, args, .. } = *call;
+    let class = call.class();
     if awaits_users(down, handle) {
         return Flow::Stall(Stall::Barrier);
     }
@@ -144,7 +133,7 @@ pub(super) fn acl(
             let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
             encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
         }
-        Local::AclDryrun => return acl_dry_run(turn, down, routing, handle, class, args),
+        Local::AclDryrun => return acl_dry_run(turn, down, call),
         _ => {
             let name = String::from_utf8_lossy(arg(1)).to_ascii_uppercase();
             let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.");
@@ -155,14 +144,9 @@ pub(super) fn acl(
     Flow::Next
 }
 
-fn acl_dry_run(
-    turn: &Turn,
-    down: &mut Downstreams,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    class: u8,
-    args: &Args<'_>,
-) -> Flow {
+fn acl_dry_run(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+    let Invocation { routing, handle, args, .. } = *call;
+    let class = call.class();
     let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
     let Some(user) = routing.live.users.get(args.get(2).unwrap_or_default()) else {
         return down.refuse(turn, handle, class, &format!("ERR User '{}' not found", shown(2)));
@@ -192,14 +176,9 @@ fn acl_dry_run(
 impl Gathers {
     /// Forwards `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`. Later commands of the connection that read users wait for
     /// the reply.
-    pub(super) fn change_users(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn change_users(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { handle, args, .. } = *call;
+        let class = call.class();
         let Some(port) = turn.shared().ports.users.clone() else {
             return down.refuse(turn, handle, class, "ERR users of this router cannot be changed");
         };

@@ -13,13 +13,13 @@
 //! **A frozen node** is not detected on connections with blocking commands, where silence is normal. So while clients
 //! wait, the main connection is probed with PING; if it times out, the waiting connections are closed as well.
 
+use super::invocation::Invocation;
 use super::reissued::Waiting;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::{Command, CommandClass, Flags};
+use switchyard_resp::command::{CommandClass, Flags};
 use switchyard_resp::reply;
-use switchyard_resp::request::Args;
 use tracing::warn;
 
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
@@ -127,16 +127,8 @@ fn is_waiting_well(
 impl ReissuedCommands {
     /// Sends a command that may block at the node.
     #[cold]
-    pub(super) fn block(
-        &mut self,
-        cx: &mut Context,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        waited: Waited,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn block(&mut self, cx: &mut Context, call: &Invocation<'_>, node: NodeId, waited: Waited) -> Flow {
+        let Invocation { handle, command, raw, args, .. } = *call;
         // Also for XREAD, whose other calls do not block.
         let class = CommandClass::Blocking as u8;
         if cx.down.get(handle).is_some_and(Client::is_reissued) {

@@ -12,6 +12,7 @@ use super::downstreams::replies::ReplyMode;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gathers};
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::local::parse;
 use super::transactions::is_dirty;
@@ -182,11 +183,11 @@ impl Gathers {
         up: &Upstreams,
         down: &mut Downstreams,
         hooks: &mut CommandHooks,
-        handle: Handle,
-        class: u8,
+        call: &Invocation<'_>,
         local: Local,
-        args: &Args<'_>,
     ) -> Flow {
+        let Invocation { handle, args, .. } = *call;
+        let class = call.class();
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let is = |index: usize, word: &str| arg(index).eq_ignore_ascii_case(word.as_bytes());
         let now_us = turn.now_us();

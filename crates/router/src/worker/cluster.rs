@@ -14,14 +14,13 @@ use std::fmt::Write as _;
 
 use sha1::{Digest, Sha1};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
-use switchyard_resp::command::Command;
-use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::gather::Gathers;
+use super::invocation::Invocation;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -240,15 +239,8 @@ fn members(turn: &Turn, down: &Downstreams, routing: &RoutingSnapshot, handle: H
 }
 
 impl Gathers {
-    pub(super) fn cluster(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn cluster(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
         let mut out = Vec::new();
@@ -262,7 +254,7 @@ impl Gathers {
                 down.answer(turn, handle, class, &out);
                 return Flow::Next;
             }
-            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(turn, down, routing, handle, class, args),
+            "COUNTKEYSINSLOT" | "GETKEYSINSLOT" => return self.keys_in_slot(turn, down, call),
             _ if routing.live.cluster.is_none() => return down.refuse(turn, handle, class, DISABLED),
             _ => {}
         }
@@ -312,15 +304,9 @@ impl Gathers {
         Flow::Next
     }
 
-    fn keys_in_slot(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        args: &Args<'_>,
-    ) -> Flow {
+    fn keys_in_slot(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, args, .. } = *call;
+        let class = call.class();
         let number = |index: usize| args.get(index).and_then(parse::<i64>);
         let Some(slot) = number(2) else {
             return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");

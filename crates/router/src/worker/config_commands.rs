@@ -11,7 +11,6 @@
 
 use std::sync::Arc;
 
-use switchyard_resp::request::Args;
 use switchyard_resp::{encode, glob, reply};
 
 use super::dispatch::Flow;
@@ -19,6 +18,7 @@ use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
+use super::invocation::Invocation;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -29,7 +29,6 @@ use crate::config_set::{SETTABLE, Settable, allows_config_set};
 use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;
-use crate::slab::Handle;
 
 /// Settings that only concern the operator of a node. Neither shown nor set. A name with a final `*` is a prefix.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
@@ -107,14 +106,9 @@ impl MultiStepCommand for ConfigGet {
 }
 
 impl Worker {
-    pub(super) fn config_set(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn config_set(&mut self, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, raw, args, .. } = *call;
+        let class = call.class();
         if !args.len().is_multiple_of(2) {
             return self.cx.down.refuse(
                 &self.cx.turn,
@@ -249,16 +243,9 @@ fn own_settings(turn: &Turn, live: &RuntimeSettings) -> Vec<(&'static str, Strin
 }
 
 impl Gathers {
-    pub(super) fn config_get(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn config_get(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, raw, args, .. } = *call;
+        let class = call.class();
         let own = own_settings(turn, &routing.live);
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

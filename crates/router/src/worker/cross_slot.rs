@@ -20,6 +20,7 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::gather::Gathers;
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::overrides::bring_together;
@@ -28,8 +29,6 @@ use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::MULTI;
 use super::wait::Since;
-use crate::shared::RoutingSnapshot;
-use crate::slab::Handle;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -348,19 +347,17 @@ impl Gathers {
         turn: &Turn,
         down: &mut Downstreams,
         hooks: &mut CommandHooks,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
+        call: &Invocation<'_>,
     ) -> Result<Flow, NodeId> {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let bytes_max = routing.live.cross_slot_max;
         let keys = hooks.keys.clone();
         let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
+            return Ok(bring_together(turn, down, call, &keys));
         };
         if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
-            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
+            return Ok(bring_together(turn, down, call, &keys));
         }
         let owner = |index: usize| routing.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
@@ -373,7 +370,7 @@ impl Gathers {
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return Ok(bring_together(turn, down, routing, handle, command, args, &keys));
+            return Ok(bring_together(turn, down, call, &keys));
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = down.get_mut(handle).filter(|_| kind != Kind::Read) {

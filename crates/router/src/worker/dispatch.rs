@@ -3,6 +3,7 @@
 //! Checks are in the order of Redis: known, arity, permissions, state of the client; then keys in transit; then the
 //! handling in the table. Each step may reply or stall the client, and only the last step changes state.
 
+use super::invocation::Invocation;
 use super::quiesce::QuiesceWait;
 use std::sync::Arc;
 
@@ -22,10 +23,10 @@ use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
-use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand};
+use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::large::forward_large;
 use super::login::guarded;
-use super::monitor::{Monitors, gate_monitor};
+use super::monitor::gate_monitor;
 use super::outage::Needs;
 use super::overrides::undeclared_text;
 use super::pause::Pauses;
@@ -35,7 +36,6 @@ use super::queueing::{abort_transaction, wrong_arity};
 use super::quiesce::{flush_quietly, look_quietly, wait_to_change_functions};
 use super::reissued::ReissuedCommands;
 use super::scripts::script;
-use super::tracking::Tracking;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
 use super::turn::Turn;
@@ -80,9 +80,10 @@ impl Worker {
         if !command.arity_ok(args.len()) {
             return wrong_arity(&self.cx.turn, &mut self.cx.down, handle, command);
         }
+        let call = &Invocation { routing, handle, command, raw, args };
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         if client.identity().is_guarded()
-            && let Some(flow) = guarded(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, handle, command, args)
+            && let Some(flow) = guarded(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call)
         {
             return flow;
         }
@@ -95,73 +96,48 @@ impl Worker {
             return flow;
         }
         if !routing.topology.is_settled() {
-            match self.large_keys.in_transit(&mut self.cx, routing, handle, command, args) {
+            match self.large_keys.in_transit(&mut self.cx, call) {
                 Transit::Settled => {}
                 Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
-                    let flow = self.reissued_commands.wait_on_the_way(
-                        &self.cx.turn,
-                        &mut self.cx.down,
-                        routing,
-                        handle,
-                        command,
-                        raw,
-                        args,
-                    );
-                    executed(
-                        &self.cx.turn,
-                        &mut self.cx.down,
-                        &mut self.cx.hooks,
-                        &mut self.tracking,
-                        &mut self.monitors,
-                        handle,
-                        command,
-                        args,
-                        special,
-                        flow,
-                    );
+                    let flow = self.reissued_commands.wait_on_the_way(&self.cx.turn, &mut self.cx.down, call);
+                    self.executed(call, special, flow);
                     return flow;
                 }
                 Transit::Instead(flow) => return flow,
                 Transit::Ask(asks) => {
                     let flow = self.gathers.double_read(&self.cx.turn, &mut self.cx.down, handle, command, &asks, raw);
-                    executed(
-                        &self.cx.turn,
-                        &mut self.cx.down,
-                        &mut self.cx.hooks,
-                        &mut self.tracking,
-                        &mut self.monitors,
-                        handle,
-                        command,
-                        args,
-                        special,
-                        flow,
-                    );
+                    self.executed(call, special, flow);
                     return flow;
                 }
                 Transit::Moved(routing) => {
                     // A replica may be older than the move.
                     self.cx.hooks.detour = true;
-                    let flow = self.execute(&routing, handle, command, raw, args, special, in_multi);
+                    let flow = self.execute(&Invocation { routing: &routing, ..*call }, special, in_multi);
                     self.cx.hooks.detour = false;
                     return flow;
                 }
             }
         }
-        self.execute(routing, handle, command, raw, args, special, in_multi)
+        self.execute(call, special, in_multi)
+    }
+
+    /// Completes a command outside of a transaction, given its result.
+    #[inline]
+    fn executed(&mut self, call: &Invocation<'_>, special: bool, flow: Flow) {
+        let Context { turn, down, hooks, .. } = &mut self.cx;
+        if special && matches!(flow, Flow::Next | Flow::Close) {
+            self.monitors.feed_monitors(turn, down, call);
+            self.tracking.note_tracked_read(turn, down, hooks, call);
+            note_own_publish(down, call.handle, call.command);
+        }
+        if flow == Flow::Next {
+            turn.counters().commands[usize::from(call.class())].add(1);
+        }
     }
 
     #[inline]
-    #[allow(clippy::too_many_arguments)] // results of `dispatch`
-    fn execute(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-        special: bool,
-        in_multi: bool,
-    ) -> Flow {
+    fn execute(&mut self, call: &Invocation<'_>, special: bool, in_multi: bool) -> Flow {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         if special && self.cx.up.outages().any() {
             let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
@@ -176,29 +152,22 @@ impl Worker {
             }
         }
         if in_multi {
-            let flow = self.in_multi(routing, handle, command, raw, args);
+            let flow = self.in_multi(call);
             if special && matches!(flow, Flow::Next | Flow::Close) {
-                self.monitors.feed_monitors(&self.cx.turn, &mut self.cx.down, handle, command, args);
-                self.tracking.note_tracked_read(
-                    &self.cx.turn,
-                    &mut self.cx.down,
-                    &mut self.cx.hooks,
-                    handle,
-                    command,
-                    args,
-                );
+                self.monitors.feed_monitors(&self.cx.turn, &mut self.cx.down, call);
+                self.tracking.note_tracked_read(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call);
                 note_own_publish(&mut self.cx.down, handle, command);
             }
             return flow;
         }
         let flow = match command.handling {
-            Handling::Keyed => self.keyed(routing, handle, command, raw, args),
-            Handling::Split(how) => self.gathers.split(&mut self.cx, routing, handle, command, how, raw, args),
-            Handling::Every(merge) => self.every(handle, command, merge, raw, args),
-            Handling::Any => self.gathers.any(&mut self.cx, routing, handle, command, raw, args),
-            Handling::Local(local) => self.local(routing, handle, command, local, raw, args),
+            Handling::Keyed => self.keyed(call),
+            Handling::Split(how) => self.gathers.split(&mut self.cx, call, how),
+            Handling::Every(merge) => self.every(call, merge),
+            Handling::Any => self.gathers.any(&mut self.cx, call),
+            Handling::Local(local) => self.local(call, local),
             Handling::OnlyNode(_) if routing.topology.only_node().is_some() => {
-                self.reissued_commands.at_only_node(&mut self.cx, routing, handle, command, raw, args)
+                self.reissued_commands.at_only_node(&mut self.cx, call)
             }
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
@@ -213,41 +182,23 @@ impl Worker {
                 }
             }
         };
-        executed(
-            &self.cx.turn,
-            &mut self.cx.down,
-            &mut self.cx.hooks,
-            &mut self.tracking,
-            &mut self.monitors,
-            handle,
-            command,
-            args,
-            special,
-            flow,
-        );
+        self.executed(call, special, flow);
         flow
     }
 
-    fn keyed(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn keyed(&mut self, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let node = match command.first_key_only(args) {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
                 if command.flags.has(Flags::CURSOR) {
                     let node = routing.topology.lives_at(key);
-                    let flow =
-                        self.gathers.element_scan(&self.cx.turn, &mut self.cx.down, handle, command, node, raw, args);
-                    return flow.unwrap_or_else(|| forward(&mut self.cx, handle, command, args, node, raw));
+                    let flow = self.gathers.element_scan(&self.cx.turn, &mut self.cx.down, call, node);
+                    return flow.unwrap_or_else(|| forward(&mut self.cx, call, node));
                 }
                 if self.large_keys.suggests(command, key) {
-                    return forward_large(&mut self.cx, handle, command, args, routing.topology.lives_at(key), raw);
+                    return forward_large(&mut self.cx, call, routing.topology.lives_at(key));
                 }
                 if command.flags.has(Flags::COPYABLE)
                     && self.cx.hooks.hot.is_used()
@@ -266,30 +217,12 @@ impl Worker {
                 match (found, target) {
                     (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {
                         Some(node) => {
-                            return self.reissued_commands.together(
-                                &mut self.cx,
-                                routing,
-                                handle,
-                                command,
-                                node,
-                                Limit::Unnamed,
-                                raw,
-                                args,
-                            );
+                            return self.reissued_commands.together(&mut self.cx, call, node, Limit::Unnamed);
                         }
                         None => return self.cx.down.refuse(&self.cx.turn, handle, class, &error.text(command)),
                     },
                     (Ok(()), Route::Together(node)) => {
-                        return self.reissued_commands.together(
-                            &mut self.cx,
-                            routing,
-                            handle,
-                            command,
-                            node,
-                            Limit::Slots,
-                            raw,
-                            args,
-                        );
+                        return self.reissued_commands.together(&mut self.cx, call, node, Limit::Slots);
                     }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if routing.topology.has_override(slot)
@@ -309,29 +242,14 @@ impl Worker {
                     (Ok(()), Route::Owner(slot, node))
                         if command.flags.has(Flags::BLOCKING) && command.blocks(args) =>
                     {
-                        return self.reissued_commands.block(
-                            &mut self.cx,
-                            handle,
-                            command,
-                            node,
-                            Waited::Of(slot),
-                            raw,
-                            args,
-                        );
+                        return self.reissued_commands.block(&mut self.cx, call, node, Waited::Of(slot));
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
-                        return match self.gathers.cross_slot(
-                            &self.cx.turn,
-                            &mut self.cx.down,
-                            &mut self.cx.hooks,
-                            routing,
-                            handle,
-                            command,
-                            args,
-                        ) {
+                        return match self.gathers.cross_slot(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call)
+                        {
                             Ok(flow) => flow,
-                            Err(node) => forward(&mut self.cx, handle, command, args, node, raw),
+                            Err(node) => forward(&mut self.cx, call, node),
                         };
                     }
                     (Ok(()), Route::Anywhere) => match self.cx.up.choose_node(&self.cx.turn, routing) {
@@ -342,12 +260,13 @@ impl Worker {
             }
         };
         if command.flags.has(Flags::SCRIPT) {
-            return script(&mut self.cx, routing, handle, command, node, raw, args);
+            return script(&mut self.cx, call, node);
         }
-        forward(&mut self.cx, handle, command, args, node, raw)
+        forward(&mut self.cx, call, node)
     }
 
-    fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn every(&mut self, call: &Invocation<'_>, merge: Merge) -> Flow {
+        let Invocation { handle, command, .. } = *call;
         let changes_functions =
             matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
         if changes_functions
@@ -356,7 +275,7 @@ impl Worker {
         {
             return flow;
         }
-        let flow = self.every_now(handle, command, merge, raw, args);
+        let flow = self.every_now(call, merge);
         if changes_functions && let Some(client) = self.cx.down.get_mut(handle) {
             // A started change keeps the movers quiesced. After a refusal they resume.
             client.take_state::<QuiesceWait>();
@@ -364,22 +283,16 @@ impl Worker {
         flow
     }
 
-    fn every_now(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn every_now(&mut self, call: &Invocation<'_>, merge: Merge) -> Flow {
+        let Invocation { handle, command, raw, .. } = *call;
         let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(lane) {
             return Flow::Stall(Stall::Barrier);
         }
-        if let Some(flow) = self.gathers.every_script(
-            &self.cx.turn,
-            &self.cx.up,
-            &mut self.cx.down,
-            &mut self.cx.hooks,
-            handle,
-            lane,
-            command,
-            args,
-        ) {
+        if let Some(flow) =
+            self.gathers.every_script(&self.cx.turn, &self.cx.up, &mut self.cx.down, &mut self.cx.hooks, call, lane)
+        {
             return flow;
         }
         // Also if all moves have ended during the wait: then the quiesce is withdrawn there.
@@ -518,30 +431,6 @@ impl Upstreams {
     }
 }
 
-/// Completes a command outside of a transaction, given its result.
-#[inline]
-fn executed(
-    turn: &Turn,
-    down: &mut Downstreams,
-    hooks: &mut CommandHooks,
-    tracking: &mut Tracking,
-    monitors: &mut Monitors,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    special: bool,
-    flow: Flow,
-) {
-    if special && matches!(flow, Flow::Next | Flow::Close) {
-        monitors.feed_monitors(turn, down, handle, command, args);
-        tracking.note_tracked_read(turn, down, hooks, handle, command, args);
-        note_own_publish(down, handle, command);
-    }
-    if flow == Flow::Next {
-        turn.counters().commands[usize::from(command.class() as u8)].add(1);
-    }
-}
-
 impl Pauses {
     /// Checks the client's state and a pause. `None`: the command may proceed.
     #[cold]
@@ -557,21 +446,14 @@ impl ReissuedCommands {
     /// Executes a command without keys that requires a single node: its nodes are unknown, or several nodes cannot
     /// execute it atomically.
     #[cold]
-    fn at_only_node(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn at_only_node(&mut self, cx: &mut Context, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, .. } = *call;
         let Some(node) = routing.topology.only_node() else {
             return cx.down.refuse_all_down(&cx.turn, handle, command.class() as u8);
         };
         let flow = match command.flags.has(Flags::BLOCKING) {
-            true => self.block(cx, handle, command, node, Waited::Nothing, raw, args),
-            false => forward(cx, handle, command, args, node, raw),
+            true => self.block(cx, call, node, Waited::Nothing),
+            false => forward(cx, call, node),
         };
         if flow == Flow::Next {
             cx.hooks.tally.note(&command.name, Limit::EveryNode);
@@ -581,25 +463,15 @@ impl ReissuedCommands {
 
     /// Executes a command that only works because its node has all keys.
     #[cold]
-    #[allow(clippy::too_many_arguments)] // results of `keyed`
-    fn together(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        limit: Limit,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn together(&mut self, cx: &mut Context, call: &Invocation<'_>, node: NodeId, limit: Limit) -> Flow {
+        let Invocation { routing, command, args, .. } = *call;
         let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
             let first = cx.hooks.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
-            self.block(cx, handle, command, node, Waited::OfSeveral(routing.topology.slot_of(first)), raw, args)
+            self.block(cx, call, node, Waited::OfSeveral(routing.topology.slot_of(first)))
         } else if command.flags.has(Flags::SCRIPT) {
-            script(cx, routing, handle, command, node, raw, args)
+            script(cx, call, node)
         } else {
-            forward(cx, handle, command, args, node, raw)
+            forward(cx, call, node)
         };
         // Some are supported with several nodes as well.
         let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
@@ -612,14 +484,8 @@ impl ReissuedCommands {
 
 /// Passes a command to the shared connection of a node.
 #[inline]
-pub(super) fn forward(
-    cx: &mut Context,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    node: NodeId,
-    raw: &[u8],
-) -> Flow {
+pub(super) fn forward(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> Flow {
+    let Invocation { handle, command, args, raw, .. } = *call;
     let class = command.class() as u8;
     let read_only = command.flags.has(Flags::READONLY);
     let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
@@ -682,38 +548,23 @@ pub(super) fn forward(
 }
 
 impl Gathers {
-    fn any(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn any(&mut self, cx: &mut Context, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, .. } = *call;
         if command.name.starts_with("COMMAND") {
-            return self.query_commands(cx, routing, handle, command, raw, args);
+            return self.query_commands(cx, call);
         }
         match cx.up.choose_node(&cx.turn, routing) {
             Some(node) if command.name == "FUNCTION|LIST" => {
-                let flow = self.function_list(&cx.turn, &mut cx.down, handle, command, node, raw, args);
-                flow.unwrap_or_else(|| forward(cx, handle, command, args, node, raw))
+                let flow = self.function_list(&cx.turn, &mut cx.down, call, node);
+                flow.unwrap_or_else(|| forward(cx, call, node))
             }
-            Some(node) => forward(cx, handle, command, args, node, raw),
+            Some(node) => forward(cx, call, node),
             None => cx.down.refuse_all_down(&cx.turn, handle, command.class() as u8),
         }
     }
 
-    fn split(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        how: Split,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn split(&mut self, cx: &mut Context, call: &Invocation<'_>, how: Split) -> Flow {
+        let Invocation { handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let mut indexes = std::mem::take(&mut cx.hooks.keys);
         indexes.clear();
@@ -722,26 +573,16 @@ impl Gathers {
             cx.hooks.keys = indexes;
             return cx.down.refuse(&cx.turn, handle, class, &error.text(command));
         }
-        let flow = self.split_keys(cx, routing, handle, command, how, raw, args, &indexes);
+        let flow = self.split_keys(cx, call, how, &indexes);
         cx.hooks.keys = indexes;
         flow
     }
 
-    #[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
-    fn split_keys(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        how: Split,
-        raw: &[u8],
-        args: &Args<'_>,
-        indexes: &[u32],
-    ) -> Flow {
+    fn split_keys(&mut self, cx: &mut Context, call: &Invocation<'_>, how: Split, indexes: &[u32]) -> Flow {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
         if cx.hooks.hot.is_used()
-            && let Some(flow) = copies_of(cx, handle, routing, command, how, raw, args, indexes)
+            && let Some(flow) = copies_of(cx, call, how, indexes)
         {
             return flow;
         }
@@ -750,7 +591,7 @@ impl Gathers {
         if let Some(first) = owners.next()
             && owners.all(|o| o == first)
         {
-            return forward(cx, handle, command, args, first, raw);
+            return forward(cx, call, first);
         }
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

@@ -6,19 +6,17 @@
 //! in scripts clients see the node's cursors; these are accepted unchanged.
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::Command;
-use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::gather::Gathers;
+use super::invocation::Invocation;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
-use crate::slab::Handle;
 
 /// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;
@@ -63,12 +61,10 @@ impl Gathers {
         &mut self,
         turn: &Turn,
         down: &mut Downstreams,
-        handle: Handle,
-        command: &Command,
+        call: &Invocation<'_>,
         node: NodeId,
-        raw: &[u8],
-        args: &Args<'_>,
     ) -> Option<Flow> {
+        let Invocation { handle, command, raw, args, .. } = *call;
         let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
         // The node will reply with an error.
         let cursor = cursor?;

@@ -6,6 +6,7 @@
 //!
 //! Functions rather than methods of `Worker`: they own [`HotCopyStore`], and get the rest as an argument.
 
+use super::invocation::Invocation;
 use super::tracking::Tracked;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -269,19 +270,10 @@ fn takes_copies(client: &mut Client) -> bool {
 }
 
 /// Answers a command that is split by keys from copies: EXISTS of one key, and MGET.
-#[allow(clippy::too_many_arguments)] // a single call, with locals of `split`
-pub(super) fn copies_of(
-    cx: &mut Context,
-    handle: Handle,
-    routing: &RoutingSnapshot,
-    command: &Command,
-    how: Split,
-    raw: &[u8],
-    args: &Args<'_>,
-    keys: &[u32],
-) -> Option<Flow> {
+pub(super) fn copies_of(cx: &mut Context, call: &Invocation<'_>, how: Split, keys: &[u32]) -> Option<Flow> {
+    let Invocation { handle, routing, command, raw, args, .. } = *call;
     match (how, keys) {
-        (Split::Values, _) => copied_values(cx, handle, routing, command, args, keys),
+        (Split::Values, _) => copied_values(cx, call, keys),
         (_, [place]) if command.flags.has(Flags::COPYABLE) => {
             let key = args.get(*place as usize)?;
             copied(cx, handle, routing, command, key, raw)
@@ -291,14 +283,8 @@ pub(super) fn copies_of(
 }
 
 /// Answers an MGET if all keys have copies. Cacheable keys without a copy are filled without a wait.
-fn copied_values(
-    cx: &mut Context,
-    handle: Handle,
-    routing: &RoutingSnapshot,
-    command: &Command,
-    args: &Args<'_>,
-    keys: &[u32],
-) -> Option<Flow> {
+fn copied_values(cx: &mut Context, call: &Invocation<'_>, keys: &[u32]) -> Option<Flow> {
+    let Invocation { handle, routing, command, args, .. } = *call;
     let client = cx.down.get_mut(handle)?;
     if cx.hooks.detour || !takes_copies(client) {
         return None;

@@ -24,6 +24,7 @@ use super::downstreams::Downstreams;
 use super::downstreams::client::{Repeat, Upload};
 use super::downstreams::waits::Stall;
 use super::hot_copies::{fill_too_large, hold_uploaded};
+use super::invocation::Invocation;
 use super::keyed::Call;
 use super::login::may_begin;
 use super::pause::may_write;
@@ -114,12 +115,13 @@ impl Worker {
         if command.flags.has(Flags::SCRIPT) {
             return Flow::Buffer;
         }
-        if !may_begin(&mut self.cx.down, &mut self.cx.hooks, handle, command, args) {
+        let call = Invocation { routing, handle, command, raw: header, args };
+        if !may_begin(&mut self.cx.down, &mut self.cx.hooks, &call) {
             return Flow::Buffer;
         }
         let mut moved = None;
         if !routing.topology.is_settled() {
-            match self.large_keys.in_transit(&mut self.cx, routing, handle, command, args) {
+            match self.large_keys.in_transit(&mut self.cx, &call) {
                 Transit::Settled => {}
                 Transit::Moved(routing) => moved = Some(routing),
                 Transit::Ask(_) => return Flow::Buffer,
@@ -322,14 +324,8 @@ pub(super) fn pass_piece(turn: &Turn, down: &mut Downstreams, client: Handle, pi
 }
 
 /// Sends a complete request on an exclusive connection.
-pub(super) fn forward_large(
-    cx: &mut Context,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    node: NodeId,
-    raw: &[u8],
-) -> Flow {
+pub(super) fn forward_large(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> Flow {
+    let Invocation { handle, command, args, raw, .. } = *call;
     let acquired = match take_exclusive(cx, handle, node, Lane::Large) {
         Ok(acquired) => acquired,
         Err(flow) => return flow,

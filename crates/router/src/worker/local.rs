@@ -3,14 +3,14 @@
 //! Commands that only need the client are here; families of commands have their own files (`acl`, `cluster`, `info`,
 //! `client_commands`, `config_commands`).
 
+use super::invocation::Invocation;
 use super::pubsub::Subscriber;
 use super::tracking::Tracked;
 use super::transactions::Session;
 use std::sync::Arc;
 
-use switchyard_resp::command::{Command, Local, Merge};
+use switchyard_resp::command::{Local, Merge};
 use switchyard_resp::encode;
-use switchyard_resp::request::Args;
 use switchyard_resp::units::counted;
 use tracing::warn;
 
@@ -38,15 +38,8 @@ use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 impl Worker {
-    pub(super) fn local(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        local: Local,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn local(&mut self, call: &Invocation<'_>, local: Local) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
@@ -77,8 +70,8 @@ impl Worker {
                 encode::bulk(&mut out, now.subsec_micros().to_string().as_bytes());
             }
             Local::Select => return self.gathers.select(&self.cx.turn, &mut self.cx.down, handle, class, arg(1)),
-            Local::Hello => return hello(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
-            Local::Auth => return auth(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
+            Local::Hello => return hello(&self.cx.turn, &mut self.cx.down, call),
+            Local::Auth => return auth(&self.cx.turn, &mut self.cx.down, call),
             Local::Quit => {
                 // Before the reply, so that a client that has read it finds no subscription of this one.
                 if let Some(subscriber) = client.take_state::<Subscriber>() {
@@ -118,7 +111,7 @@ impl Worker {
                 out.extend_from_slice(b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n");
             }
             Local::ConfigGet => {
-                return self.gathers.config_get(&self.cx.turn, &mut self.cx.down, routing, handle, class, raw, args);
+                return self.gathers.config_get(&self.cx.turn, &mut self.cx.down, call);
             }
             Local::ConfigResetstat => {
                 if !client.may_take(Lane::Main) {
@@ -138,16 +131,16 @@ impl Worker {
                     },
                 );
             }
-            Local::Scan => return self.gathers.scan(&self.cx.turn, &mut self.cx.down, routing, handle, class, args),
+            Local::Scan => return self.gathers.scan(&self.cx.turn, &mut self.cx.down, call),
             Local::RandomKey => return self.gathers.random_key(&self.cx.turn, &mut self.cx.down, handle, class),
             Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
-                return slowlog(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, handle, class, local, args);
+                return slowlog(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call, local);
             }
             Local::Cluster => {
-                return self.gathers.cluster(&self.cx.turn, &mut self.cx.down, routing, handle, command, args);
+                return self.gathers.cluster(&self.cx.turn, &mut self.cx.down, call);
             }
             Local::ClusterMode => return cluster_mode(&self.cx.turn, &mut self.cx.down, routing, handle, class),
-            Local::ConfigSet => return self.config_set(routing, handle, class, raw, args),
+            Local::ConfigSet => return self.config_set(call),
             Local::Info => {
                 let sections = args.iter().skip(1).map(|s| String::from_utf8_lossy(s).to_ascii_lowercase()).collect();
                 return self.gathers.info(
@@ -169,23 +162,15 @@ impl Worker {
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             Local::Switchyard => {
-                return self.gathers.switchyard(
-                    &self.cx.turn,
-                    &self.cx.up,
-                    &mut self.cx.down,
-                    routing,
-                    handle,
-                    class,
-                    args,
-                );
+                return self.gathers.switchyard(&self.cx.turn, &self.cx.up, &mut self.cx.down, call);
             }
             Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Unwatch => {
-                return transaction(&mut self.cx, routing, handle, local, command, raw, args);
+                return transaction(&mut self.cx, call, local);
             }
-            Local::Wait => return self.reissued_commands.wait(&mut self.cx, routing, handle, command, raw, args),
+            Local::Wait => return self.reissued_commands.wait(&mut self.cx, call),
             Local::AclWhoami => encode::bulk(&mut out, client.identity().user().name().as_bytes()),
             Local::AclChange => {
-                return self.gathers.change_users(&self.cx.turn, &mut self.cx.down, handle, class, args);
+                return self.gathers.change_users(&self.cx.turn, &mut self.cx.down, call);
             }
             Local::AclList
             | Local::AclUsers
@@ -194,7 +179,7 @@ impl Worker {
             | Local::AclDryrun
             | Local::AclLog
             | Local::AclGenpass => {
-                return acl(&self.cx.turn, &mut self.cx.down, routing, handle, class, local, args);
+                return acl(&self.cx.turn, &mut self.cx.down, call, local);
             }
             Local::Script => {
                 return self.cx.down.refuse(&self.cx.turn, handle, class, "ERR unknown subcommand. Try SCRIPT HELP.");
@@ -211,17 +196,15 @@ impl Worker {
             | Local::PubsubNumsub
             | Local::PubsubNumpat
             | Local::PubsubShardchannels
-            | Local::PubsubShardnumsub => return self.dispatch_pubsub(routing, handle, command, local, raw, args),
+            | Local::PubsubShardnumsub => return self.dispatch_pubsub(call, local),
             Local::ClientTracking | Local::ClientCaching | Local::ClientTrackinginfo | Local::ClientGetredir => {
                 return tracking_command(
                     &self.cx.turn,
                     &mut self.cx.down,
                     &mut self.gathers,
                     &mut self.tracking,
-                    handle,
-                    class,
+                    call,
                     local,
-                    args,
                 );
             }
             Local::Monitor => return self.gathers.monitor(&self.cx.turn, &mut self.cx.down, handle, class),
@@ -231,9 +214,7 @@ impl Worker {
                     &mut self.cx.down,
                     &mut self.gathers,
                     &mut self.pauses,
-                    handle,
-                    class,
-                    args,
+                    call,
                 );
             }
             Local::ClientUnpause => return self.gathers.unpause(&self.cx.turn, &mut self.cx.down, handle, class),
@@ -255,10 +236,8 @@ impl Worker {
                     &self.cx.up,
                     &mut self.cx.down,
                     &mut self.cx.hooks,
-                    handle,
-                    class,
+                    call,
                     local,
-                    args,
                 );
             }
         }
@@ -330,14 +309,9 @@ pub(super) fn asker(down: &Downstreams, handle: Handle) -> Option<CallingClient>
     Some(CallingClient { who, may_operate: client.identity().user().is_operator(), resp3: client.resp3() })
 }
 
-fn auth(
-    turn: &Turn,
-    down: &mut Downstreams,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    class: u8,
-    args: &Args<'_>,
-) -> Flow {
+fn auth(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+    let Invocation { routing, handle, args, .. } = *call;
+    let class = call.class();
     if awaits_users(down, handle) {
         return Flow::Stall(Stall::Barrier);
     }
@@ -367,14 +341,9 @@ fn auth(
 }
 
 /// <https://redis.io/docs/latest/commands/hello/>
-fn hello(
-    turn: &Turn,
-    down: &mut Downstreams,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    class: u8,
-    args: &Args<'_>,
-) -> Flow {
+fn hello(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+    let Invocation { routing, handle, args, .. } = *call;
+    let class = call.class();
     let mut protocol = None;
     if let Some(version) = args.get(1) {
         protocol = match parse::<i64>(version) {
@@ -460,14 +429,9 @@ fn hello(
 
 impl Gathers {
     /// Forwards a command to the operator. The reply comes through the mailbox.
-    fn query_operator(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        args: &Args<'_>,
-    ) -> Flow {
+    fn query_operator(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { handle, args, .. } = *call;
+        let class = call.class();
         let Some(operator) = turn.shared().ports.operator.clone() else {
             return down.refuse(turn, handle, class, "ERR this router has no moves");
         };
@@ -533,16 +497,9 @@ impl Gathers {
 
 impl Gathers {
     /// `SWITCHYARD NODES | STATUS | HELP`, for operators in redis-cli.
-    fn switchyard(
-        &mut self,
-        turn: &Turn,
-        up: &Upstreams,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        args: &Args<'_>,
-    ) -> Flow {
+    fn switchyard(&mut self, turn: &Turn, up: &Upstreams, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, args, .. } = *call;
+        let class = call.class();
         let resp3 = down.get(handle).is_some_and(|c| c.resp3());
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
@@ -551,10 +508,10 @@ impl Gathers {
                 "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
                 | "AUTOMATION" | "AUTOSCALE",
             ) => {
-                return self.query_operator(turn, down, handle, class, args);
+                return self.query_operator(turn, down, call);
             }
             Some("NODES") if args.len() > 2 => {
-                return self.query_operator(turn, down, handle, class, args);
+                return self.query_operator(turn, down, call);
             }
             Some("NODES") => {
                 encode::header(&mut out, b'*', routing.topology.nodes().len());

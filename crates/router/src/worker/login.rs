@@ -1,10 +1,10 @@
 //! Users of clients: logins, clients without a login, and effects of changed users on connected clients.
 
+use super::invocation::Invocation;
 use super::transit::Moving;
 use std::sync::Arc;
 
-use switchyard_resp::command::{Command, Flags};
-use switchyard_resp::request::Args;
+use switchyard_resp::command::Flags;
 
 use super::acl::{awaits_users, note_denied, note_refused};
 use super::colocate::waits_for_colocation;
@@ -153,10 +153,9 @@ pub(super) fn guarded(
     turn: &Turn,
     down: &mut Downstreams,
     hooks: &mut CommandHooks,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
+    call: &Invocation<'_>,
 ) -> Option<Flow> {
+    let Invocation { handle, command, args, .. } = *call;
     let client = down.get(handle)?;
     let class = command.class() as u8;
     if client.identity().is_stranger() {
@@ -171,7 +170,7 @@ pub(super) fn guarded(
         let verdict = client.identity().user().check(command, args, &mut hooks.keys);
         if let Err(denied) = verdict {
             turn.counters().denied.add(1);
-            note_denied(turn, down, handle, command, args, denied);
+            note_denied(turn, down, call, denied);
             abort_transaction(down, handle);
             return Some(down.refuse(turn, handle, class, &denied.text(command)));
         }
@@ -182,7 +181,7 @@ pub(super) fn guarded(
         client.waits_mut().take_counted() || client.state::<Moving>().is_some() || waits_for_colocation(client);
     if client.identity().is_counted()
         && !is_counted
-        && let Err(text) = super::quotas::count(turn, down, hooks, handle, command, args)
+        && let Err(text) = super::quotas::count(turn, down, hooks, call)
     {
         turn.counters().limited.add(1);
         abort_transaction(down, handle);
@@ -192,13 +191,8 @@ pub(super) fn guarded(
 }
 
 /// Whether an incomplete command may be streamed. `args`: the arguments before a large one.
-pub(super) fn may_begin(
-    down: &mut Downstreams,
-    hooks: &mut CommandHooks,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-) -> bool {
+pub(super) fn may_begin(down: &mut Downstreams, hooks: &mut CommandHooks, call: &Invocation<'_>) -> bool {
+    let Invocation { handle, command, args, .. } = *call;
     let Some(client) = down.get(handle) else { return false };
     if !client.identity().is_guarded() {
         return true;

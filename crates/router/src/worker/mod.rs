@@ -32,6 +32,7 @@ mod gather;
 mod hot_copies;
 mod info;
 mod input;
+mod invocation;
 mod keyed;
 mod large;
 mod libraries;

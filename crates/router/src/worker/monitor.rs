@@ -9,12 +9,12 @@ use std::io::Write;
 use std::sync::Arc;
 
 use switchyard_resp::command::{Command, Flags, Handling, Local};
-use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::gather::{Aggregation, Gathers};
+use super::invocation::Invocation;
 use super::turn::Turn;
 use super::upstreams::kind::Lane;
 use crate::shared::{Message, lock};
@@ -151,14 +151,8 @@ impl Monitors {
 
     /// Reports a command that has taken effect.
     #[cold]
-    pub(super) fn feed_monitors(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) {
+    pub(super) fn feed_monitors(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) {
+        let Invocation { handle, command, args, .. } = *call;
         if self.is_empty() || command.flags.has(Flags::ADMIN) || matches!(command.handling, Handling::Refused(_)) {
             return;
         }

@@ -7,6 +7,9 @@
 //!
 //! They are not sent to the node, whose replies would concern our connection and a single server.
 
+use std::sync::Arc;
+
+use super::invocation::Invocation;
 use super::transactions::Session;
 use std::collections::BTreeSet;
 
@@ -176,7 +179,7 @@ impl LocalInMulti {
 impl Worker {
     /// Sends the queries required before EXEC. `None`: all are answered.
     #[cold]
-    pub(super) fn query_before_exec(&mut self, routing: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
+    pub(super) fn query_before_exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle) -> Option<Flow> {
         loop {
             let client = self.cx.down.get_mut(handle)?;
             let (is_owed, database) = (client.in_flight() > 0, client.database());
@@ -207,10 +210,10 @@ impl Worker {
     }
 
     /// Executes a local command and returns its reply, if it is immediate.
-    fn caught(&mut self, routing: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
+    fn caught(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
         self.cx.down.caught = CapturedReply::Wanted;
         let flow = with_parsed_command(routing, request, |command, args| match command.handling {
-            Handling::Local(local) => self.local(routing, handle, command, local, request, args),
+            Handling::Local(local) => self.local(&Invocation { routing, handle, command, raw: request, args }, local),
             _ => Flow::Next,
         });
         (flow.unwrap_or(Flow::Next), self.cx.down.caught.end())

@@ -10,17 +10,16 @@ use std::sync::Arc;
 use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::{Command, Flags, errors};
-use switchyard_resp::request::Args;
+use switchyard_resp::command::{Flags, errors};
 
 use super::colocate::wait_for_colocation;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::transit::with_parsed_command;
 use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
-use crate::slab::Handle;
 
 /// Returns the request that brings these keys of one slot together: all keys that are not at the slot owner.
 pub(super) fn wanted_of<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
@@ -81,15 +80,8 @@ pub(super) fn undeclared_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot
 /// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
 /// have placement overrides.
 #[cold]
-pub(super) fn bring_together(
-    turn: &Turn,
-    down: &mut Downstreams,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-    keys: &[u32],
-) -> Flow {
+pub(super) fn bring_together(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, keys: &[u32]) -> Flow {
+    let Invocation { routing, handle, command, args, .. } = *call;
     let keys = keys.iter().filter_map(|k| args.get(*k as usize));
     let text = not_together(turn, routing, keys.clone());
     let waits = match route(&routing.topology, keys.clone()) {

@@ -3,11 +3,11 @@
 //! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker
 //! holds commands *and* has the replies to all commands sent before: as with one server, nothing changes after the OK.
 
+use super::invocation::Invocation;
 use super::transactions::Session;
 use std::time::Duration;
 
 use switchyard_resp::command::{Command, Flags, Handling, Local};
-use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
@@ -85,10 +85,10 @@ pub(super) fn pause(
     down: &mut Downstreams,
     gathers: &mut Gathers,
     pauses: &mut Pauses,
-    handle: Handle,
-    class: u8,
-    args: &Args<'_>,
+    call: &Invocation<'_>,
 ) -> Flow {
+    let Invocation { handle, args, .. } = *call;
+    let class = call.class();
     if args.len() > 4 {
         return down.refuse(
             turn,

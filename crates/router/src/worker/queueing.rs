@@ -2,13 +2,12 @@
 //!
 //! Separate from EXEC, because nothing here reaches a node.
 
+use super::invocation::Invocation;
 use super::transactions::Session;
-use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::Slot;
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
-use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::dispatch::Flow;
@@ -20,7 +19,6 @@ use super::pubsub::Kind;
 use super::scan::{QueuedScan, queued_scan};
 use super::transactions::discard;
 use super::turn::Turn;
-use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
@@ -128,14 +126,8 @@ enum Queueing {
 impl Worker {
     /// Handles a command of a client between MULTI and EXEC.
     #[cold]
-    pub(super) fn in_multi(
-        &mut self,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn in_multi(&mut self, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         match command.handling {
             Handling::Local(Local::Exec) => return self.exec(routing, handle, class),
@@ -145,7 +137,7 @@ impl Worker {
                 return Flow::Next;
             }
             Handling::Local(local @ (Local::Quit | Local::Reset)) => {
-                return self.local(routing, handle, command, local, raw, args);
+                return self.local(call, local);
             }
             Handling::Local(Local::Multi) => {
                 return self.cx.down.refuse(&self.cx.turn, handle, class, "ERR MULTI calls can not be nested");
@@ -156,33 +148,32 @@ impl Worker {
             _ => {}
         }
         let mut scan = None;
-        let (slot, select, alone) =
-            match queueing(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, command, args) {
-                Queueing::Queue(slot) => (slot, None, None),
-                Queueing::Alone(limit) => (None, None, Some(limit)),
-                Queueing::Select(database) => (None, Some(database), None),
-                Queueing::Scan(request, queued) => {
-                    scan = Some((request, queued));
-                    (None, None, Some(Limit::EveryNode))
+        let (slot, select, alone) = match queueing(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call) {
+            Queueing::Queue(slot) => (slot, None, None),
+            Queueing::Alone(limit) => (None, None, Some(limit)),
+            Queueing::Select(database) => (None, Some(database), None),
+            Queueing::Scan(request, queued) => {
+                scan = Some((request, queued));
+                (None, None, Some(Limit::EveryNode))
+            }
+            Queueing::Own(when) => {
+                if let Some(multi) = self
+                    .cx
+                    .down
+                    .get_mut(handle)
+                    .map(|client| &mut client.state_or_default::<Session>().multi)
+                    .filter(|multi| !multi.aborted)
+                {
+                    multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
                 }
-                Queueing::Own(when) => {
-                    if let Some(multi) = self
-                        .cx
-                        .down
-                        .get_mut(handle)
-                        .map(|client| &mut client.state_or_default::<Session>().multi)
-                        .filter(|multi| !multi.aborted)
-                    {
-                        multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
-                    }
-                    self.cx.down.answer(&self.cx.turn, handle, class, QUEUED);
-                    return Flow::Next;
-                }
-                Queueing::Refuse(text) => {
-                    abort_transaction(&mut self.cx.down, handle);
-                    return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
-                }
-            };
+                self.cx.down.answer(&self.cx.turn, handle, class, QUEUED);
+                return Flow::Next;
+            }
+            Queueing::Refuse(text) => {
+                abort_transaction(&mut self.cx.down, handle);
+                return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
+            }
+        };
         // Code with checks differs for the node.
         let checked = match self.cx.hooks.checked_code(&self.cx.turn, routing, command, args) {
             Ok(checked) => checked,
@@ -245,15 +236,8 @@ pub(super) fn abort_transaction(down: &mut Downstreams, handle: Handle) {
     }
 }
 
-fn queueing(
-    turn: &Turn,
-    down: &mut Downstreams,
-    hooks: &mut CommandHooks,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
-) -> Queueing {
+fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call: &Invocation<'_>) -> Queueing {
+    let Invocation { routing, handle, command, args, .. } = *call;
     let name = command.name.replace('|', " ");
     let Some(session) = down.get(handle).and_then(|c| c.state::<Session>()) else {
         return Queueing::Queue(None);

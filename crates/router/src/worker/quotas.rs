@@ -7,10 +7,10 @@ use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
 use super::downstreams::Downstreams;
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::turn::Turn;
 use crate::limits::{KeySlices, Part};
-use crate::slab::Handle;
 
 /// Memory overhead per argument, bytes.
 const ARGUMENT_OVERHEAD: usize = 16;
@@ -41,10 +41,9 @@ pub(super) fn count(
     turn: &Turn,
     down: &mut Downstreams,
     hooks: &mut CommandHooks,
-    handle: Handle,
-    command: &Command,
-    args: &Args<'_>,
+    call: &Invocation<'_>,
 ) -> Result<(), String> {
+    let Invocation { handle, command, args, .. } = *call;
     // Commands that end a state are always allowed.
     if matches!(
         &*command.name,

@@ -14,13 +14,14 @@
 //! While a command is at the router, everything that ends a wait is handled here: its own timeout, `CLIENT UNBLOCK`,
 //! `CLIENT KILL`, a disconnected client, a drain, unreachable keys.
 
+use super::invocation::Invocation;
 use super::transit::Moving;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::{Command, CommandClass, stream_options};
-use switchyard_resp::request::{Args, Scanner};
+use switchyard_resp::command::{CommandClass, stream_options};
+use switchyard_resp::request::Scanner;
 use switchyard_resp::{encode, reply};
 use tracing::debug;
 
@@ -37,7 +38,7 @@ use super::upstreams::Link;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Purpose;
 use super::wait::Since;
-use crate::shared::{Message, RoutingSnapshot};
+use crate::shared::Message;
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
 
@@ -340,16 +341,8 @@ impl ReissuedCommands {
     /// Makes a command wait at the router while its keys are in transit to another node: so it has its place in line,
     /// its timeout runs, and CLIENT UNBLOCK finds it.
     #[cold]
-    pub(super) fn wait_on_the_way(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn wait_on_the_way(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let later = Flow::Stall(Stall::Keys);
         let mut keys = Vec::new();
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {

@@ -15,13 +15,13 @@ use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::gather::Gathers;
+use super::invocation::Invocation;
 use super::local::parse;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use crate::shared::{RoutingSnapshot, lock};
-use crate::slab::Handle;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -184,15 +184,9 @@ pub(super) fn queued_scan(turn: &Turn, args: &Args<'_>, node: NodeId) -> Option<
 }
 
 impl Gathers {
-    pub(super) fn scan(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        class: u8,
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn scan(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, args, .. } = *call;
+        let class = call.class();
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return down.refuse(turn, handle, class, "ERR invalid cursor");
         };

@@ -19,6 +19,7 @@ use super::dispatch::{Flow, forward};
 use super::downstreams::Downstreams;
 use super::fan_out::FanOutScope;
 use super::gather::{Aggregation, FanOut, Gathers};
+use super::invocation::Invocation;
 use super::keyed::{Call, CommandHooks, KeyedCommand};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
@@ -315,12 +316,10 @@ impl Gathers {
         &mut self,
         turn: &Turn,
         down: &mut Downstreams,
-        handle: Handle,
-        command: &Command,
+        call: &Invocation<'_>,
         node: NodeId,
-        raw: &[u8],
-        args: &Args<'_>,
     ) -> Option<Flow> {
+        let Invocation { handle, command, raw, args, .. } = *call;
         let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
         if !with_code || !turn.routing().live.check_scripts {
             return None;
@@ -338,11 +337,10 @@ impl Gathers {
         up: &Upstreams,
         down: &mut Downstreams,
         hooks: &mut CommandHooks,
-        handle: Handle,
+        call: &Invocation<'_>,
         lane: Lane,
-        command: &Command,
-        args: &Args<'_>,
     ) -> Option<Flow> {
+        let Invocation { handle, command, args, .. } = *call;
         let routing = turn.routing().clone();
         let check = routing.checks_scripts();
         let class = command.class() as u8;
@@ -426,18 +424,11 @@ impl Gathers {
 }
 
 /// Sends a script or function call to the node that has its keys.
-pub(super) fn script(
-    cx: &mut Context,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    node: NodeId,
-    raw: &[u8],
-    args: &Args<'_>,
-) -> Flow {
+pub(super) fn script(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> Flow {
+    let Invocation { routing, handle, command, args, .. } = *call;
     let flow = match cx.hooks.checked_script(&cx.turn, routing, command, args) {
-        Ok(None) => forward(cx, handle, command, args, node, raw),
-        Ok(Some(request)) => forward(cx, handle, command, args, node, &request),
+        Ok(None) => forward(cx, call, node),
+        Ok(Some(request)) => forward(cx, &Invocation { raw: &request, ..*call }, node),
         Err(text) => return cx.down.refuse(&cx.turn, handle, command.class() as u8, &text),
     };
     if flow == Flow::Next

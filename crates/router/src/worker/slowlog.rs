@@ -14,6 +14,7 @@ use tracing::info;
 use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::gather::Gathers;
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::local::parse;
 use super::log_throttle::LogThrottle;
@@ -264,11 +265,11 @@ pub(super) fn slowlog(
     turn: &Turn,
     down: &mut Downstreams,
     hooks: &mut CommandHooks,
-    handle: Handle,
-    class: u8,
+    call: &Invocation<'_>,
     local: Local,
-    args: &Args<'_>,
 ) -> Flow {
+    let Invocation { handle, args, .. } = *call;
+    let class = call.class();
     let mut out = Vec::new();
     match local {
         Local::SlowlogLen => encode::integer(&mut out, lock(&turn.shared().slow_log).len() as i64),

@@ -6,20 +6,19 @@
 //! returns an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::Command;
 use switchyard_resp::encode;
-use switchyard_resp::request::Args;
 
 use super::context::Context;
 use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::gather::{Aggregation, Gather, Gathers};
+use super::invocation::Invocation;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
-use crate::shared::{RoutingSnapshot, Shared};
+use crate::shared::Shared;
 use crate::slab::Handle;
 
 /// Maximum wait of a connecting client for a node if an earlier answer is known.
@@ -63,15 +62,8 @@ pub(super) fn is_silent(turn: &Turn, up: &Upstreams, node: NodeId, timeout_us: u
 impl Gathers {
     /// Sends COMMAND or a subcommand to any node that answers.
     #[cold]
-    pub(super) fn query_commands(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn query_commands(&mut self, cx: &mut Context, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let timeout_us = timeout_of(&cx.turn, &cx.down, handle);
         let talks = |node: &NodeId| cx.up.is_up(*node) && !is_silent(&cx.turn, &cx.up, *node, timeout_us);

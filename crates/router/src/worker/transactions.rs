@@ -19,8 +19,7 @@ use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::{Command, Local, errors};
-use switchyard_resp::request::Args;
+use switchyard_resp::command::{Local, errors};
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
@@ -30,6 +29,7 @@ use super::context::Context;
 use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent, Downstreams};
+use super::invocation::Invocation;
 use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
 use super::multi_local::LocalInMulti;
 use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
@@ -450,20 +450,13 @@ pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstr
 }
 
 /// Handles WATCH, UNWATCH, and MULTI, DISCARD and EXEC outside of a transaction.
-pub(super) fn transaction(
-    cx: &mut Context,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    local: Local,
-    command: &Command,
-    raw: &[u8],
-    args: &Args<'_>,
-) -> Flow {
+pub(super) fn transaction(cx: &mut Context, call: &Invocation<'_>, local: Local) -> Flow {
+    let Invocation { handle, command, .. } = *call;
     let class = command.class() as u8;
     match local {
         Local::Exec => return cx.down.refuse(&cx.turn, handle, class, "ERR EXEC without MULTI"),
         Local::Discard => return cx.down.refuse(&cx.turn, handle, class, "ERR DISCARD without MULTI"),
-        Local::Watch => return watch(cx, routing, handle, command, raw, args),
+        Local::Watch => return watch(cx, call),
         Local::Unwatch => unwatch(&mut cx.down, handle),
         _ => {
             if let Some(client) = cx.down.get_mut(handle) {
@@ -476,14 +469,8 @@ pub(super) fn transaction(
     Flow::Next
 }
 
-fn watch(
-    cx: &mut Context,
-    routing: &RoutingSnapshot,
-    handle: Handle,
-    command: &Command,
-    raw: &[u8],
-    args: &Args<'_>,
-) -> Flow {
+fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
+    let Invocation { routing, handle, command, raw, args, .. } = *call;
     let class = command.class() as u8;
     let keys = args.iter().skip(1);
     let target = route(&routing.topology, keys.clone());

@@ -9,6 +9,7 @@
 //!
 //! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
+use super::invocation::Invocation;
 use super::transactions::Session;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -476,14 +477,8 @@ pub(super) fn publish_if_wanted(
 impl LargeKeys {
     /// Checks a command while slots are in transit.
     #[cold]
-    pub(super) fn in_transit(
-        &mut self,
-        cx: &mut Context,
-        routing: &Arc<RoutingSnapshot>,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) -> Transit {
+    pub(super) fn in_transit(&mut self, cx: &mut Context, call: &Invocation<'_>) -> Transit {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let Some(client) = cx.down.get_mut(handle) else { return Transit::Instead(Flow::Close) };
         let is_exec = command.handling == Handling::Local(Local::Exec);

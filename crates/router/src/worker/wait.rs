@@ -17,10 +17,9 @@
 //! may have been at a node without keys. While keys move, twice: the key of a write is at its source when that is
 //! queried first, or at its target when that is queried last.
 
+use super::invocation::Invocation;
 use super::transactions::Session;
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::Command;
-use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::blocking::wait_at_node;
@@ -202,15 +201,8 @@ pub(super) fn on_wait(
 }
 
 impl ReissuedCommands {
-    pub(super) fn wait(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn wait(&mut self, cx: &mut Context, call: &Invocation<'_>) -> Flow {
+        let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let last = args.len() - 1;
         let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
@@ -220,7 +212,7 @@ impl ReissuedCommands {
             // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
             // there.
             return match cx.up.choose_node(&cx.turn, routing) {
-                Some(node) => self.block(cx, handle, command, node, Waited::Nothing, raw, args),
+                Some(node) => self.block(cx, call, node, Waited::Nothing),
                 None => cx.down.refuse_all_down(&cx.turn, handle, class),
             };
         };

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Handling, Local};
 use switchyard_resp::encode;
-use switchyard_resp::request::Args;
 
 use super::clients::tidy_subscriber;
 use super::{Item, Kind, Request, Subscriber, Topics};
-use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::context::Context;
@@ -17,6 +15,7 @@ use crate::worker::dispatch::{Flow, forward};
 use crate::worker::downstreams::Downstreams;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::gather::{Aggregation, Gathers};
+use crate::worker::invocation::Invocation;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
@@ -25,52 +24,25 @@ use crate::worker::upstreams::link::UNSENT_HIGH;
 const NAME_BYTES_MAX: usize = 64 << 20;
 
 impl Worker {
-    pub(in crate::worker) fn dispatch_pubsub(
-        &mut self,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        local: Local,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
-        let class = command.class() as u8;
+    pub(in crate::worker) fn dispatch_pubsub(&mut self, call: &Invocation<'_>, local: Local) -> Flow {
         match local {
-            Local::Subscribe => {
-                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Channel, args)
-            }
-            Local::Psubscribe => {
-                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Pattern, args)
-            }
-            Local::Ssubscribe => {
-                self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Shard, args)
-            }
-            Local::Unsubscribe => {
-                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Channel, args)
-            }
-            Local::Punsubscribe => {
-                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Pattern, args)
-            }
-            Local::Sunsubscribe => {
-                self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, handle, class, Kind::Shard, args)
-            }
-            Local::Publish => self.gathers.publish(&mut self.cx, routing, handle, command, Kind::Channel, raw, args),
-            Local::Spublish => self.gathers.publish(&mut self.cx, routing, handle, command, Kind::Shard, raw, args),
-            _ => pubsub_info(&self.cx.turn, &mut self.cx.down, handle, class, local, args),
+            Local::Subscribe => self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Channel),
+            Local::Psubscribe => self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Pattern),
+            Local::Ssubscribe => self.pubsub.subscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Shard),
+            Local::Unsubscribe => self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Channel),
+            Local::Punsubscribe => self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Pattern),
+            Local::Sunsubscribe => self.pubsub.unsubscribe(&self.cx.turn, &mut self.cx.down, call, Kind::Shard),
+            Local::Publish => self.gathers.publish(&mut self.cx, call, Kind::Channel),
+            Local::Spublish => self.gathers.publish(&mut self.cx, call, Kind::Shard),
+            _ => pubsub_info(&self.cx.turn, &mut self.cx.down, call, local),
         }
     }
 }
 
 impl Topics {
-    fn subscribe(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        kind: Kind,
-        args: &Args<'_>,
-    ) -> Flow {
+    fn subscribe(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, kind: Kind) -> Flow {
+        let Invocation { handle, args, .. } = *call;
+        let class = call.class();
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
@@ -113,15 +85,9 @@ impl Topics {
         Flow::Next
     }
 
-    fn unsubscribe(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        kind: Kind,
-        args: &Args<'_>,
-    ) -> Flow {
+    fn unsubscribe(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, kind: Kind) -> Flow {
+        let Invocation { handle, args, .. } = *call;
+        let class = call.class();
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
@@ -214,7 +180,9 @@ fn gate_other(turn: &Turn, down: &mut Downstreams, handle: Handle, command: &Com
     Some(down.refuse(turn, handle, command.class() as u8, &text))
 }
 
-fn pubsub_info(turn: &Turn, down: &mut Downstreams, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+fn pubsub_info(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, local: Local) -> Flow {
+    let Invocation { handle, args, .. } = *call;
+    let class = call.class();
     let mut out = Vec::new();
     let all = &turn.shared().subscriptions;
     match local {
@@ -250,21 +218,13 @@ impl Gathers {
     /// Sends a message to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
     /// force again. Then another node delivers a message of a channel; for a shard channel, subscribers would miss it.
     /// The node counts our workers' subscriptions; the reply counts our clients instead.
-    fn publish(
-        &mut self,
-        cx: &mut Context,
-        routing: &RoutingSnapshot,
-        handle: Handle,
-        command: &Command,
-        kind: Kind,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    fn publish(&mut self, cx: &mut Context, call: &Invocation<'_>, kind: Kind) -> Flow {
+        let Invocation { routing, handle, command, raw, args, .. } = *call;
         let channel = args.get(1).unwrap_or_default();
         let mut node = routing.topology.owner_of(channel);
         let subscriptions = &cx.turn.shared().subscriptions;
         if subscriptions.is_empty() {
-            return forward(cx, handle, command, args, node, raw);
+            return forward(cx, call, node);
         }
         let class = command.class() as u8;
         if !subscriptions.reaches_all(kind, channel, node) {

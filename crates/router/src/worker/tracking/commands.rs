@@ -1,6 +1,6 @@
 //! The client side: CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR, and reads of tracking clients.
 
-use switchyard_resp::command::{Command, Flags, Local};
+use switchyard_resp::command::{Flags, Local};
 use switchyard_resp::encode;
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
@@ -13,6 +13,7 @@ use crate::worker::dispatch::Flow;
 use crate::worker::downstreams::Downstreams;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::gather::{Aggregation, Gathers};
+use crate::worker::invocation::Invocation;
 use crate::worker::keyed::CommandHooks;
 use crate::worker::local::parse;
 use crate::worker::turn::Turn;
@@ -252,10 +253,9 @@ impl Tracking {
         turn: &Turn,
         down: &mut Downstreams,
         hooks: &mut CommandHooks,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
+        call: &Invocation<'_>,
     ) {
+        let Invocation { handle, command, args, .. } = *call;
         let Some(client) = down.get_mut(handle) else { return };
         let in_multi = client.in_multi();
         let Some(tracked) = client.state_mut::<Tracked>() else { return };
@@ -263,7 +263,7 @@ impl Tracking {
             return; // CLIENT does not consume CACHING
         }
         if tracked.options.noloop && !tracked.options.bcast && !in_multi {
-            self.note_own_write(down, hooks, handle, command, args);
+            self.note_own_write(down, hooks, call);
         }
         let Some(tracked) = down.get_mut(handle).and_then(|c| c.state_mut::<Tracked>()) else { return };
         // CACHING before MULTI applies to the whole transaction.
@@ -314,11 +314,11 @@ pub(in crate::worker) fn tracking_command(
     down: &mut Downstreams,
     gathers: &mut Gathers,
     tracking: &mut Tracking,
-    handle: Handle,
-    class: u8,
+    call: &Invocation<'_>,
     local: Local,
-    args: &Args<'_>,
 ) -> Flow {
+    let Invocation { handle, args, .. } = *call;
+    let class = call.class();
     let Some(client) = down.get_mut(handle) else { return Flow::Close };
     let word = args.get(2).unwrap_or_default();
     let mut out = Vec::new();

@@ -12,10 +12,10 @@
 //! Not in BCAST mode: there a client is also notified of keys that it has not read. A change by another client in the
 //! same moment at the node, with the same broadcast, would be lost.
 
+use crate::worker::invocation::Invocation;
 use crate::worker::tracking::Tracked;
-use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::command::Flags;
 use switchyard_resp::reply;
-use switchyard_resp::request::Args;
 
 use super::Tracking;
 use crate::slab::Handle;
@@ -105,14 +105,8 @@ pub(in crate::worker) fn settle_own_write(down: &mut Downstreams, handle: Handle
 
 impl Tracking {
     /// Records a dispatched write of a client with NOLOOP.
-    pub(super) fn note_own_write(
-        &mut self,
-        down: &mut Downstreams,
-        hooks: &mut CommandHooks,
-        handle: Handle,
-        command: &Command,
-        args: &Args<'_>,
-    ) {
+    pub(super) fn note_own_write(&mut self, down: &mut Downstreams, hooks: &mut CommandHooks, call: &Invocation<'_>) {
+        let Invocation { handle, command, args, .. } = *call;
         if !command.flags.has(Flags::WRITE) {
             return;
         }
