@@ -94,7 +94,10 @@ impl Upstreams {
             let Some(main) = self.main(node) else { continue };
             let Some(link) = self.get(main) else { continue };
             let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
-            if link.phase() != Phase::Up && !is_busy && turn.now_us().saturating_sub(link.received_us()) > timeout_us {
+            if link.phase() != Phase::Up
+                && !is_busy
+                && turn.now_us().saturating_sub(link.incoming().received_us()) > timeout_us
+            {
                 self.break_waiting(turn, node, "the node can no longer be reached");
             } else if link.phase() == Phase::Up && link.is_idle() {
                 self.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);

@@ -524,8 +524,9 @@ fn hold_waiting(cx: &mut Context) {
         let Some(link) = cx.up.get(handle).filter(|link| link.lane() == Lane::Blocking && !link.is_idle()) else {
             continue;
         };
-        let (node, end) = (link.node(), link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
-        if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
+        let (node, end) =
+            (link.node(), link.requests().pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
+        if link.requests().pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing.
             let generation = cx.hooks.hot.generation;
             cx.up.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));

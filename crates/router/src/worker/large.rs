@@ -32,6 +32,7 @@ use super::reissued::end_moving_stall;
 use super::transactions::{Session, after_exec};
 use super::transit::{Transit, place_again};
 use super::turn::Turn;
+use super::upstreams::Link;
 use super::upstreams::kind::{Lane, Task};
 use super::upstreams::link::{Again, Pending, Purpose, UPLOAD_HIGH};
 use super::wait::Since;
@@ -240,7 +241,7 @@ impl Worker {
                     && pending.again == Again::Reads
                     && self.large_keys.repeat_on_large(&mut self.cx, handle, pending)
                 {
-                    self.cx.up.skip_head(handle);
+                    self.cx.up.get_mut(handle).into_iter().for_each(Link::skip_head);
                     return true;
                 }
                 // It must not be repeated: stream it if it is next.
@@ -282,7 +283,7 @@ impl Worker {
             // Short replies: see `reply_max`.
             _ => return false,
         }
-        self.cx.up.skip_head(handle);
+        self.cx.up.get_mut(handle).into_iter().for_each(Link::skip_head);
         true
     }
 }
@@ -406,7 +407,7 @@ impl LargeKeys {
     pub(super) fn repeat_on_large(&mut self, cx: &mut Context, handle: Handle, pending: Pending) -> bool {
         let Some(link) = cx.up.get(handle) else { return false };
         let node = link.node();
-        let request = link.head_request().to_vec();
+        let request = link.requests().head_request().to_vec();
         let Some(client) = cx.down.get_mut(pending.who) else { return false };
         if !client.replies().is_last(pending.seq)
             || client.stall() == Stall::Exclusive

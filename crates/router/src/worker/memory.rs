@@ -290,7 +290,7 @@ impl Worker {
             .cx
             .up
             .iter()
-            .filter(|(_, link)| link.is_collecting() && link.received_memory() >= VICTIM_MIN)
+            .filter(|(_, link)| link.incoming().is_collecting() && link.incoming().memory() >= VICTIM_MIN)
             .filter(|(_, link)| self.gathers.head_owner(link) == Some(client))
             .map(|(handle, _)| handle)
             .collect();
@@ -394,7 +394,7 @@ fn holdings(
     let mut leaving = 0;
     for (handle, link) in up.iter() {
         let mut owner = None;
-        for pending in link.pending().rev() {
+        for pending in link.requests().pending().rev() {
             // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
             // command after them.
             if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
@@ -411,12 +411,12 @@ fn holdings(
                 None => leaving += pending.len as usize,
             }
         }
-        let unsent = if link.lane().is_exclusive() { link.request_memory() } else { 0 };
+        let unsent = if link.lane().is_exclusive() { link.requests().memory() } else { 0 };
         let owner = if link.lane().is_exclusive() { Some(link.holder()) } else { gathers.head_owner(link) };
-        let bytes = link.received_memory() + unsent;
+        let bytes = link.incoming().memory() + unsent;
         match owner.and_then(|owner| clients.get_mut(&owner)) {
             Some((sum, _)) => *sum += bytes,
-            None if link.received_len() >= UNAWAITED_MIN => {
+            None if link.incoming().len() >= UNAWAITED_MIN => {
                 holdings.push(Holding { rank: Rank::Ordinary, bytes, kept: 0, holder: Holder::Link, handle });
             }
             None => {}

@@ -39,7 +39,7 @@ impl Worker {
                 };
                 if let Some(link) = self.cx.up.get_mut(handle) {
                     link.keep_received(kept);
-                    if more && !link.is_paused() {
+                    if more && !link.incoming().is_paused() {
                         self.cx.up.read_later(handle);
                     }
                 }
@@ -225,7 +225,7 @@ impl Gathers {
     /// Ends a streamed or skipped reply.
     fn end_body(&mut self, cx: &mut Context, handle: Handle) {
         let Some(link) = cx.up.get_mut(handle) else { return };
-        let through = link.passes_body_on();
+        let through = link.incoming().passes_body_on();
         if link.head().is_some_and(|head| cx.hooks.slow.is_slow((cx.turn.now_us() as u32).wrapping_sub(head.sent_us)))
             && let Some(link) = cx.up.get(handle)
         {

@@ -447,7 +447,7 @@ pub(super) fn heal_script(cx: &mut Context, link_handle: Handle) -> bool {
     if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
         return false;
     }
-    let request = link.head_request().to_vec();
+    let request = link.requests().head_request().to_vec();
     let Some(client) = cx.down.get(pending.who) else { return false };
     if !client.replies().is_last(pending.seq) {
         return false;

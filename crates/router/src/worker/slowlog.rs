@@ -79,7 +79,7 @@ impl CommandHooks {
             return;
         }
         let took = (turn.now_us() as u32).wrapping_sub(pending.sent_us);
-        let request = link.head_request();
+        let request = link.requests().head_request();
         let mut scanner = Scanner::default();
         if scanner.scan(request, &Limits::NONE).is_err() {
             return;

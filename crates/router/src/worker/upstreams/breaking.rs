@@ -8,9 +8,8 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 use tracing::{info, warn};
 
-use super::handshake::NodeHandshake;
-use super::kind::{Lane, Task};
-use super::link::{Body, Pending, Phase, Purpose};
+use super::kind::Lane;
+use super::link::{Pending, Phase, Purpose};
 use super::{Event, Origin, Upstreams};
 use crate::busy::Busy;
 use crate::slab::Handle;
@@ -27,23 +26,17 @@ pub(in crate::worker) const PERHAPS: &str = "; the command may have been execute
 /// messages.
 const PUBSUB_QUIET_US: u64 = 1_000_000;
 
-/// Idle time after which connections for the slow lane and large values are closed.
-const IDLE_US: u64 = 30_000_000;
-
 impl Upstreams {
     /// Fails all pending requests of this link with an error. The node may still execute the first `in_flight` ones
     /// (see [`crate::worker::zombies`]).
     pub(super) fn fail_all(&mut self, turn: &Turn, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.get_mut(handle) else { return };
         let ended: Vec<FinishedRequest> = link.lose(in_flight).collect();
-        link.start_database = turn.routing().live.database;
-        link.database = link.start_database;
-        link.no_touch = false;
-        link.input = Vec::new();
-        link.greeting.clear();
-        link.next_body();
+        link.requests.restart(turn.routing().live.database);
+        link.incoming.restart();
+        link.handshake.abort();
         for request in &ended {
-            link.counters.classes[usize::from(request.class())].errors.add(1);
+            link.counters().classes[usize::from(request.class())].errors.add(1);
         }
         let origin = Origin { link: handle, node: link.node, lane: Some(link.lane), is_up: false };
         let waiters = std::mem::take(&mut link.waiters);
@@ -58,7 +51,7 @@ impl Upstreams {
     /// Closes a lost or silent connection.
     pub(in crate::worker) fn break_link(&mut self, turn: &Turn, handle: Handle, why: &str) {
         let Some(link) = self.get_mut(handle) else { return };
-        if link.phase != Phase::Up {
+        if !link.is_up() {
             self.attempt_failed(turn, handle, why);
             return;
         }
@@ -68,19 +61,11 @@ impl Upstreams {
         let (node, lane) = (link.node, link.lane);
         // The connection of a removed node does not count as a failure.
         let known = turn.routing().topology.node(node).is_some();
-        link.counters.failures.add(u64::from(known));
+        link.counters().failures.add(u64::from(known));
         self.leave_behind(turn, handle);
         let Some(link) = self.get_mut(handle) else { return };
-        if let Some(fd) = link.fd.take() {
-            if let Some(tls) = &mut link.tls {
-                tls.notify_close(&fd);
-            }
-            turn.poll().remove(&fd);
-        }
-        link.tls = None;
-        link.stale = false;
-        link.retiring = false;
-        link.phase = Phase::Waiting { until_us: turn.now_us() };
+        link.socket.close_with_notice(turn);
+        link.life.breaks(turn.now_us());
         if lane == Lane::Main {
             self.begin_outage(turn, node);
         }
@@ -110,11 +95,11 @@ impl Upstreams {
 
     /// Records, before a connection is closed, that the node may still execute its commands.
     fn leave_behind(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else {
+        let Some(link) = self.get(handle).filter(|link| link.is_up() && link.lane != Lane::Replica) else {
             return;
         };
         let (node, connection) = (link.node, link.connection(turn.index()));
-        let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
+        let Some(low) = link.requests.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
             return turn.shared().connections.remove(&connection);
         };
         turn.shared().connections.mark_broken(&connection);
@@ -129,7 +114,7 @@ impl Upstreams {
     /// completed both handshakes, so it knows the zombie as a client, and an answered KILL has ended it.
     fn ensure_killer(&mut self, turn: &Turn, node: NodeId) {
         let Some(main) = self.main(node) else { return };
-        let Some(run_id) = self.up(main).map(|link| link.run_id.clone()) else { return };
+        let Some(run_id) = self.up(main).map(|link| link.run_id().map(str::to_owned)) else { return };
         if self.zombies.lacks_killer(node) {
             self.kill_zombies(turn, node, main, run_id.as_deref());
         }
@@ -147,11 +132,8 @@ impl Upstreams {
         if link.lane == Lane::Fills {
             self.emit(Event::FillsLost { node: link.node });
         }
-        if let Some(fd) = &link.fd {
-            turn.poll().remove(fd);
-            if link.phase == Phase::Up {
-                link.goes_down();
-            }
+        if link.socket.close(turn) && link.is_up() {
+            link.goes_down();
         }
         link.is_forgotten();
         if link.lane.is_exclusive() {
@@ -167,7 +149,7 @@ impl Upstreams {
     fn note_busy(&self, turn: &Turn) {
         let timeout = turn.routing().live.command_timeout;
         let age = |sent_us: u32| Duration::from_micros(u64::from((turn.now_us() as u32).wrapping_sub(sent_us)));
-        for (_, link) in self.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
+        for (_, link) in self.iter().filter(|(_, link)| link.is_slow() && link.is_up()) {
             let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
             if link.head().is_some_and(|head| Busy::explains_silence(age(head.sent_us), is_script(head), timeout)) {
                 turn.shared().busy.note(link.node, turn.now_us());
@@ -186,17 +168,17 @@ impl Upstreams {
         self.note_busy(turn);
         for handle in self.handles() {
             let Some(link) = self.get_mut(handle) else { continue };
-            let age_us = turn.now_us().saturating_sub(link.since_us);
-            match link.phase {
+            let (phase, age_us) = (link.phase(), link.life.age_us(turn.now_us()));
+            match phase {
                 Phase::Waiting { until_us } if until_us <= turn.now_us() => self.connect(turn, handle),
                 Phase::Waiting { .. } => {}
-                Phase::Handshake if matches!(link.greeting.front(), Some(NodeHandshake::Waits(_))) => {
+                Phase::Handshake if link.handshake.waits_for_earlier_router() => {
                     self.end_wait_for_earlier_router(turn, handle)
                 }
                 Phase::Connecting | Phase::Securing | Phase::Handshake => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
                     if is_late && !turn.shared().busy.was_busy(link.node, turn.now_us(), live.connect_timeout) {
-                        let doing = match link.phase {
+                        let doing = match phase {
                             Phase::Connecting => "take the connection",
                             Phase::Securing => "finish the TLS handshake",
                             _ => "answer our greeting",
@@ -209,8 +191,8 @@ impl Upstreams {
                     }
                 }
                 Phase::Up => {
-                    link.shrink(turn.now_us());
-                    let stale = link.stale;
+                    link.requests.shrink(turn.now_us());
+                    let stale = link.life.is_stale();
                     self.tick_up(turn, handle, &live, has_copies, needs_pubsub);
                     if stale {
                         self.tick_stale(turn, handle);
@@ -240,13 +222,13 @@ impl Upstreams {
             is_old && turn.shared().busy.was_busy(link.node, turn.now_us(), timeout)
         };
         // A node that is sending a reply is alive, however long the reply takes.
-        let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
-        let is_answering = mid_reply && turn.now_us().saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = is_busy || link.paused || is_answering || turn.now_us() < link.waits_until_us();
-        let uploading = link.task() == Task::Uploading;
-        let late = if busy { Vec::new() } else { link.expire(turn.now_us(), timeout_us) };
+        let is_answering = link.incoming.is_arriving(turn.now_us(), timeout_us);
+        let busy = is_busy || link.incoming.is_paused() || is_answering || turn.now_us() < link.waits_until_us();
+        let uploading = link.is_uploading();
+        let late = if busy { Vec::new() } else { link.requests.expire(turn.now_us(), timeout_us, uploading) };
         let silent = !busy
             && link
+                .requests
                 .silent_since_us()
                 .is_some_and(|since_us| turn.now_us().saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
@@ -255,9 +237,9 @@ impl Upstreams {
             && link.is_idle()
             && link.holder() == Handle::NONE
             && link.unsent() == 0
-            && turn.now_us().saturating_sub(link.idle_since_us) > IDLE_US;
+            && link.life.is_unused(turn.now_us());
         if !link.is_idle() {
-            link.idle_since_us = turn.now_us();
+            link.life.note_use(turn.now_us());
         }
         let is_late = !late.is_empty();
         if is_late {
@@ -280,7 +262,7 @@ impl Upstreams {
             }
         } else if lane == Lane::Pubsub && self.tick_pubsub_link(turn, handle, needs_pubsub) {
             if let Some(link) = self.get_mut(handle) {
-                link.idle_since_us = turn.now_us();
+                link.life.note_use(turn.now_us());
             }
         } else if unused {
             self.drop_link(turn, handle);
@@ -290,7 +272,8 @@ impl Upstreams {
     /// At every tick of a connection that is up: returns whether it is still needed, and probes it if it is silent.
     fn tick_pubsub_link(&mut self, turn: &Turn, link: Handle, needed: &dyn Fn(NodeId) -> bool) -> bool {
         let Some(l) = self.get(link) else { return false };
-        let (node, quiet) = (l.node, l.is_idle() && turn.now_us().saturating_sub(l.received_us) > PUBSUB_QUIET_US);
+        let (node, quiet) =
+            (l.node, l.is_idle() && turn.now_us().saturating_sub(l.incoming.received_us()) > PUBSUB_QUIET_US);
         let needed = needed(node);
         if needed && quiet {
             self.push_own(turn, link, &[b"PING"], Purpose::Discarded, 0);
@@ -302,7 +285,7 @@ impl Upstreams {
     pub(in crate::worker) fn break_waiting(&mut self, turn: &Turn, node: NodeId, why: &str) {
         let waiting: Vec<Handle> = self
             .iter()
-            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.phase == Phase::Up && !l.is_idle())
+            .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.is_up() && !l.is_idle())
             .map(|(h, _)| h)
             .collect();
         for link in waiting {

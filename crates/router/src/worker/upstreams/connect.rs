@@ -12,7 +12,7 @@ use super::handshake::learn;
 use super::kind::Lane;
 use super::link::{Pending, Phase, Purpose};
 use super::{Event, Link, Upstreams};
-use crate::poll::{Ready, Token};
+use crate::poll::Ready;
 use crate::slab::Handle;
 use crate::worker::keyed::{Call, CommandHooks, KeyedCommand, Request};
 use crate::worker::transport::Tls;
@@ -50,27 +50,24 @@ impl Upstreams {
     pub(in crate::worker) fn on_ready(&mut self, turn: &Turn, handle: Handle, event: Ready) -> bool {
         let Ready { readable, writable, hangup, .. } = event;
         let Some(link) = self.get_mut(handle) else { return false };
-        link.hangup |= hangup;
-        if link.phase == Phase::Connecting {
+        link.socket.note_hangup(hangup);
+        if link.phase() == Phase::Connecting {
             if !writable && !readable {
                 return false;
             }
-            let failed = link.fd.as_ref().map(rustix::net::sockopt::socket_error);
-            match failed {
-                Some(Ok(Ok(()))) => self.secure_link(turn, handle),
-                Some(Ok(Err(error)) | Err(error)) => {
-                    self.attempt_failed(turn, handle, &io::Error::from(error).to_string())
-                }
+            match link.socket.connected() {
+                Some(Ok(())) => self.secure_link(turn, handle),
+                Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
                 None => {}
             }
         }
         let Some(link) = self.get_mut(handle) else { return false };
         if writable {
-            link.writable = true;
-            if link.phase == Phase::Securing {
+            link.socket.is_free();
+            if link.phase() == Phase::Securing {
                 self.drive_handshake(turn, handle);
             } else if link.unsent() > 0 {
-                link.flowed_us = turn.now_us();
+                link.socket.flows_since(turn.now_us());
                 self.mark(handle);
             }
         }
@@ -112,7 +109,7 @@ impl Upstreams {
             Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
         // A second connection to a node known to be down is delayed like the first one. If the node is up, this
         // connection is new.
-        link.failures = u32::from(!self.is_up(node) && turn.node_fails(node));
+        link.life.set_failed(!self.is_up(node) && turn.node_fails(node));
         let handle = self.insert_shared(link);
         self.connect(turn, handle);
         handle
@@ -133,8 +130,8 @@ impl Upstreams {
             return false;
         }
         let Some(link) = self.get_mut(handle) else { return false };
-        link.failures = 0;
-        if matches!(link.phase, Phase::Waiting { .. }) {
+        link.life.set_failed(false);
+        if matches!(link.phase(), Phase::Waiting { .. }) {
             self.connect(turn, handle);
         }
         self.get(handle).is_some_and(Link::takes_commands)
@@ -162,15 +159,8 @@ impl Upstreams {
         link.address = Some(address);
         match start_connect(address) {
             Ok(fd) => {
-                link.tls = tls;
-                link.phase = Phase::Connecting;
-                link.since_us = turn.now_us();
-                link.readable = false;
-                link.hangup = false;
-                link.writable = false;
-                let added = turn.poll().add(&fd, Token::Link(handle));
-                link.fd = Some(fd);
-                if let Err(error) = added {
+                link.life.connects(turn.now_us());
+                if let Err(error) = link.socket.open(turn, handle, fd, tls) {
                     self.attempt_failed(turn, handle, &error.to_string());
                 }
             }
@@ -181,10 +171,9 @@ impl Upstreams {
     /// Handles a failed attempt to connect.
     pub(in crate::worker) fn attempt_failed(&mut self, turn: &Turn, handle: Handle, why: &str) {
         let Some(link) = self.get_mut(handle) else { return };
-        link.failures += 1;
-        let was_up = std::mem::take(&mut link.renewing);
-        link.counters.failures.add(1);
-        let (node, lane, failures) = (link.node, link.lane, link.failures);
+        let (failures, was_up) = link.life.fails();
+        link.counters().failures.add(1);
+        let (node, lane) = (link.node, link.lane);
         if was_up && lane == Lane::Main {
             self.begin_outage(turn, node);
         }
@@ -220,11 +209,8 @@ impl Upstreams {
         backoff -= (turn.now_us() ^ u64::from(handle.index)) % (backoff / 4).max(1);
         if let Some(link) = self.get_mut(handle) {
             link.downgraded = false;
-            if let Some(fd) = link.fd.take() {
-                turn.poll().remove(&fd);
-            }
-            link.tls = None;
-            link.phase = Phase::Waiting { until_us: turn.now_us() + backoff };
+            link.socket.close(turn);
+            link.life.wait_until(turn.now_us() + backoff);
         }
     }
 
@@ -243,7 +229,7 @@ impl Upstreams {
     /// Restores the database that the next command of the main connection expects, after a SELECT of a client.
     pub(in crate::worker) fn select_again(&mut self, turn: &Turn, node: NodeId, resp3: bool) {
         let link = self.shared_link(turn, node, Lane::Main, resp3);
-        if let Some(back) = self.get(link).filter(|link| link.takes_commands()).map(|link| link.database) {
+        if let Some(back) = self.get(link).filter(|link| link.takes_commands()).map(|link| link.requests.database()) {
             self.push_own(turn, link, &[b"SELECT", back.to_string().as_bytes()], Purpose::Discarded, 0);
         }
     }
@@ -262,7 +248,7 @@ impl Upstreams {
         let pending = Pending { who, purpose, seq, ..Pending::of_ours(turn) };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().copied());
-        let request = Request::of_ours(&request, link.database, pending);
+        let request = Request::of_ours(&request, link.requests.database(), pending);
         self.push(handle, request);
     }
 
@@ -287,34 +273,35 @@ impl Upstreams {
     /// Continues after the TCP connect: with TLS, or with the handshake.
     pub(super) fn secure_link(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
-        if link.tls.is_none() {
+        if !link.socket.is_secured() {
             self.greet_node(turn, handle);
             return;
         }
-        link.phase = Phase::Securing;
+        link.life.secures();
         self.drive_handshake(turn, handle);
     }
 
     /// Continues the TLS handshake, and then starts the handshake with the node.
     pub(in crate::worker) fn drive_handshake(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
-        let (Some(fd), Some(tls)) = (&link.fd, &mut link.tls) else { return };
-        if let Err(error) = tls.drive(fd) {
-            self.attempt_failed(turn, handle, &io::Error::from(error).to_string());
-        } else if !tls.is_handshaking() {
-            self.greet_node(turn, handle);
+        match link.socket.secure() {
+            Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
+            Some(Ok(true)) => self.greet_node(turn, handle),
+            Some(Ok(false)) | None => {}
         }
     }
 
     /// Closes connections to replaced processes. Connections to replicas lead to other servers.
     pub(in crate::worker) fn leave_other_processes(&mut self, turn: &Turn) {
         for handle in self.handles() {
-            let Some(link) = self.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica)
-            else {
+            let Some(link) = self.get(handle).filter(|link| link.is_up() && link.lane != Lane::Replica) else {
                 continue;
             };
             let node = link.node;
-            if turn.shared().with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
+            if turn
+                .shared()
+                .with_facts(node, |facts| facts.run_id.is_some() && facts.run_id.as_deref() != link.run_id())
+            {
                 self.break_link(turn, handle, "another process serves the node now");
                 // It may have received writes until now.
                 turn.shared().reigns.begin(node);

@@ -4,6 +4,7 @@
 //! the connection could not be killed by its id before. And a node that must not be served (another process without its
 //! data, a wrong version, a replica) is detected here.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
 use super::kind::Lane;
-use super::link::{Phase, Purpose};
+use super::link::Purpose;
 use super::translate::refuses_resp3;
 use super::{Event, Link, Upstreams};
 use crate::fences;
@@ -26,7 +27,6 @@ use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
 use crate::worker::hot_copies::{self, About, Elements};
-use crate::worker::transport;
 use crate::worker::turn::Turn;
 
 /// Queries about the data of an unknown process.
@@ -109,6 +109,73 @@ pub(super) enum NodeHandshake {
     Waits(Vec<u8>),
 }
 
+/// State of a handshake, and of the node's process as known from it.
+#[derive(Debug)]
+pub(super) struct HandshakeState {
+    /// Steps without a reply yet.
+    steps: VecDeque<NodeHandshake>,
+    /// State of the node's ownership record.
+    standing: OwnershipStatus,
+    /// Our client ID at the node.
+    client_id: u64,
+    run_id: Option<Arc<str>>,
+    /// The handshake included a query of the node's data.
+    knows_data: bool,
+    /// The node's keys, if known.
+    holdings: Option<Holdings>,
+    /// The node was still loading its data.
+    is_loading: bool,
+    /// The node keeps its data on disk.
+    persists: bool,
+}
+
+impl HandshakeState {
+    pub(super) fn new() -> Self {
+        Self {
+            steps: VecDeque::new(),
+            standing: OwnershipStatus::Unmarked,
+            client_id: 0,
+            run_id: None,
+            knows_data: false,
+            holdings: None,
+            is_loading: false,
+            persists: false,
+        }
+    }
+
+    /// Expects no more replies.
+    pub(super) fn abort(&mut self) {
+        self.steps.clear();
+    }
+
+    /// Starts on a new connection. The process of the last connection stays known until the end.
+    fn begin(&mut self) {
+        self.steps.clear();
+        self.standing = OwnershipStatus::Unmarked;
+        (self.knows_data, self.holdings, self.is_loading, self.persists) = (false, None, false, false);
+    }
+
+    /// Whether it waits until an earlier router has no hot copies of the node's keys.
+    pub(super) fn waits_for_earlier_router(&self) -> bool {
+        matches!(self.steps.front(), Some(NodeHandshake::Waits(_)))
+    }
+
+    /// Process of the node.
+    pub(super) fn run_id(&self) -> Option<&Arc<str>> {
+        self.run_id.as_ref()
+    }
+
+    /// Our client ID at the node.
+    pub(super) fn client_id(&self) -> u64 {
+        self.client_id
+    }
+
+    /// Whether the node was still loading its data.
+    pub(super) fn is_loading(&self) -> bool {
+        self.is_loading
+    }
+}
+
 /// Adds commands of the node that our table lacks (modules, renamed commands).
 pub(super) fn learn(turn: &Turn, node: NodeId, answer: &[u8]) {
     let learnt = parse_command_reply(answer);
@@ -152,7 +219,7 @@ impl Upstreams {
             .shared()
             .ownership
             .as_ref()
-            .filter(|_| self.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
+            .filter(|_| self.get(handle).is_some_and(|link| link.handshake.standing == OwnershipStatus::Free));
         let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
         if (!asks && claim.is_none()) || self.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
             self.link_is_up(turn, handle, info);
@@ -170,11 +237,11 @@ impl Upstreams {
         match seat.admission(link.node, run_id) {
             Admission::Admitted => return true,
             // The node stores no ownership records, so no router has hot copies of its keys.
-            Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
+            Admission::Unmet if link.handshake.standing == OwnershipStatus::Unmarked => {
                 seat.admit_process_without_record(link.node, run_id);
                 return true;
             }
-            Admission::Waits(_) => link.greeting.push_back(NodeHandshake::Waits(info.to_vec())),
+            Admission::Waits(_) => link.handshake.steps.push_back(NodeHandshake::Waits(info.to_vec())),
             Admission::Unmet => {
                 let question = seat.question();
                 self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
@@ -185,7 +252,8 @@ impl Upstreams {
 
     /// Uses a connection that has waited for an earlier router, if that time has passed.
     pub(super) fn end_wait_for_earlier_router(&mut self, turn: &Turn, handle: Handle) {
-        if let Some(NodeHandshake::Waits(info)) = self.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
+        if let Some(NodeHandshake::Waits(info)) = self.get_mut(handle).and_then(|link| link.handshake.steps.pop_front())
+        {
             self.link_is_up(turn, handle, &info);
         }
     }
@@ -195,20 +263,16 @@ impl Upstreams {
     pub(super) fn greet_node(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
         let Some(access) = turn.routing().live.nodes.get(&link.node) else { return };
-        link.phase = Phase::Handshake;
-        link.since_us = turn.now_us();
-        link.writable = true;
-        link.greeting.clear();
-        (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
-        link.standing = OwnershipStatus::Unmarked;
-        // Permissions may have changed since an earlier connection.
-        link.no_multi = None;
+        link.life.greets(turn.now_us());
+        link.socket.is_free();
+        link.handshake.begin();
+        link.transaction.hope();
         let name = turn.shared().connection_name(turn.index());
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
         let mut ask = |link: &mut Link, what: NodeHandshake, args: &[&str]| {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
-            link.greeting.push_back(what);
+            link.handshake.steps.push_back(what);
         };
         match (&access.password, link.resp3 && !link.downgraded) {
             (Some(password), true) => ask(link, NodeHandshake::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
@@ -221,10 +285,12 @@ impl Upstreams {
         }
         ask(link, NodeHandshake::SetName, &["CLIENT", "SETNAME", &name]);
         // Clients may use any of them: a command for a missing database would be executed in the wrong database.
-        if let Some(last) = turn.shared().databases().checked_sub(1).filter(|last| *last > link.start_database) {
+        if let Some(last) =
+            turn.shared().databases().checked_sub(1).filter(|last| *last > link.requests.start_database())
+        {
             ask(link, NodeHandshake::Databases(last), &["SELECT", &last.to_string()]);
         }
-        let database = link.start_database.to_string();
+        let database = link.requests.start_database().to_string();
         ask(link, NodeHandshake::Select, &["SELECT", &database]);
         if link.lane == Lane::Fills {
             ask(link, NodeHandshake::Tracking, &["CLIENT", "TRACKING", "ON"]);
@@ -266,9 +332,7 @@ impl Upstreams {
     fn send_greeting(&mut self, turn: &Turn, handle: Handle, bytes: &[u8]) {
         let Some(link) = self.get_mut(handle) else { return };
         // Small, on an idle connection: it fits into the socket buffer.
-        let tls = &mut link.tls;
-        let sent = link.fd.as_ref().map(|fd| transport::send(fd, tls, bytes));
-        match sent {
+        match link.socket.send_first(bytes) {
             Some(Ok(count)) if count == bytes.len() => {}
             Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
             _ => self.attempt_failed(turn, handle, "the greeting could not be sent whole"),
@@ -280,21 +344,21 @@ impl Upstreams {
     fn greet_process(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.get_mut(handle) else { return };
-        let is_free = link.standing == OwnershipStatus::Free;
+        let is_free = link.handshake.standing == OwnershipStatus::Free;
         if !is_free && turn.shared().with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
             return self.link_is_up(turn, handle, info);
         }
         let mut bytes = Vec::new();
         for (what, args) in ABOUT_DATA.into_iter().chain([(NodeHandshake::Info, &["INFO", "server"][..])]) {
             encode::command(&mut bytes, args.iter().map(|arg| arg.as_bytes()));
-            link.greeting.push_back(what);
+            link.handshake.steps.push_back(what);
         }
         self.send_greeting(turn, handle, &bytes);
     }
 
     pub(in crate::worker) fn on_greeting(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) {
         let Some(link) = self.get_mut(handle) else { return };
-        let Some(question) = link.greeting.pop_front() else { return };
+        let Some(question) = link.handshake.steps.pop_front() else { return };
         let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
@@ -308,7 +372,7 @@ impl Upstreams {
                 &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"),
             ),
             (NodeHandshake::Select, Some(error)) => {
-                let database = link.start_database;
+                let database = link.requests.start_database();
                 if error.starts_with("NOAUTH") {
                     return self.attempt_failed(
                         turn,
@@ -339,7 +403,7 @@ impl Upstreams {
             (NodeHandshake::Multi | NodeHandshake::Exec, Some(error)) => {
                 debug!(node = %turn.node_name(node), error, "node refuses transactions");
                 if let Some(link) = self.get_mut(handle) {
-                    link.no_multi.get_or_insert(error.into());
+                    link.transaction.note_no_multi(error);
                 }
             }
             (NodeHandshake::SetName, Some(error)) => {
@@ -371,7 +435,7 @@ impl Upstreams {
             }
             (NodeHandshake::Replication, None) => {
                 let replication = reply::text(answer).unwrap_or_default();
-                if let Some(NodeHandshake::Loading(before)) = link.greeting.front_mut() {
+                if let Some(NodeHandshake::Loading(before)) = link.handshake.steps.front_mut() {
                     *before = replication.to_vec();
                 }
             }
@@ -387,11 +451,11 @@ impl Upstreams {
             }
             (NodeHandshake::Tracking, None) => {}
             (NodeHandshake::Select, None) => {
-                let database = link.start_database;
+                let database = link.requests.start_database();
                 turn.shared().with_facts(node, |f| f.databases = f.databases.max(database + 1));
             }
             (NodeHandshake::ClientId, None) => {
-                link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
+                link.handshake.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
             // If it refuses, it counts as a process with keys and without persistence: it is served.
             (
@@ -405,20 +469,21 @@ impl Upstreams {
             }
             (NodeHandshake::Persistence, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-                (link.persists, link.is_loading) = (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
+                (link.handshake.persists, link.handshake.is_loading) =
+                    (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
             }
             (NodeHandshake::Save, None) => {
-                link.persists |=
+                link.handshake.persists |=
                     reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
             }
             (NodeHandshake::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-                link.holdings = Some(Holdings::of_info(&text));
+                link.handshake.holdings = Some(Holdings::of_info(&text));
             }
             (NodeHandshake::Process, None) => self.greet_process(turn, handle, reply::text(answer).unwrap_or_default()),
             (NodeHandshake::Info, None) => {
                 if let Some(link) = self.get_mut(handle) {
-                    link.knows_data = link.lane != Lane::Replica;
+                    link.handshake.knows_data = link.lane != Lane::Replica;
                 }
                 self.greet_known(turn, handle, reply::text(answer).unwrap_or_default());
             }
@@ -435,7 +500,7 @@ impl Upstreams {
             (NodeHandshake::Claim, None) => {}
             (NodeHandshake::Waits(_), _) => self.attempt_failed(turn, handle, "it sent a reply without a request"),
             (NodeHandshake::Claim, Some(error)) => {
-                link.standing = OwnershipStatus::Unmarked;
+                link.handshake.standing = OwnershipStatus::Unmarked;
                 debug!(node = %turn.node_name(node), error, "node refuses ACL SETUSER");
             }
             (NodeHandshake::Claimed(info), _) => match self.learn_standing(turn, handle, answer) {
@@ -495,7 +560,7 @@ impl Upstreams {
         let mut bytes = Vec::new();
         for (what, args) in questions {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
-            link.greeting.push_back(what);
+            link.handshake.steps.push_back(what);
         }
         self.send_greeting(turn, handle, &bytes);
     }
@@ -505,7 +570,7 @@ impl Upstreams {
             turn.shared().fences.set_cleared(link.node, &run_id);
         }
         match &turn.shared().ownership {
-            Some(seat) if self.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
+            Some(seat) if self.get(handle).is_some_and(|link| link.handshake.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
                 self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
             }
@@ -517,7 +582,7 @@ impl Upstreams {
     fn learn_standing(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.get(handle)?.node;
         let standing = turn.shared().ownership.as_ref()?.check_reply(&turn.node_name(node), answer);
-        self.get_mut(handle)?.standing = standing;
+        self.get_mut(handle)?.handshake.standing = standing;
         if let Some(why) = refusal_reason(standing) {
             self.attempt_failed(turn, handle, &why);
         }
@@ -529,7 +594,7 @@ impl Upstreams {
     fn comes_back_without_data(&self, turn: &Turn, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.get(handle).filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
-            (link.node, link.holdings?.keys, link.is_loading, turn.routing().live.on_data_loss);
+            (link.node, link.handshake.holdings?.keys, link.handshake.is_loading, turn.routing().live.on_data_loss);
         // A node without assigned keys misses none.
         if !turn.routing().topology.nodes_with_keys().contains(&node) {
             return None;
@@ -610,13 +675,8 @@ impl Upstreams {
                 vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])],
             );
         }
-        link.comes_up();
-        link.renewing = false;
-        link.failures = 0;
-        link.idle_since_us = turn.now_us();
-        link.flowed_us = turn.now_us();
-        link.run_id.clone_from(&run_id);
-        link.counters.connects.add(1);
+        link.comes_up(turn.now_us());
+        link.handshake.run_id.clone_from(&run_id);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
             // Facts about a node concern its primary. And replicas are only read, so their zombies are harmless.
@@ -624,7 +684,8 @@ impl Upstreams {
             return;
         }
         turn.shared().connections.add(link.connection(turn.index()));
-        let (persists, knows_data, standing) = (link.persists, link.knows_data, link.standing);
+        let (persists, knows_data, standing) =
+            (link.handshake.persists, link.handshake.knows_data, link.handshake.standing);
         let name = turn.node_name(node);
         let mut uncovered = None;
         let (recovered, learn) = turn.shared().with_facts(node, |facts| {
@@ -680,7 +741,7 @@ impl Upstreams {
     /// write at both.
     fn note_process(&self, turn: &Turn, handle: Handle, run_id: Option<&Arc<str>>) {
         let Some(link) = self.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
-        let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
+        let (node, holdings, start_database) = (link.node, link.handshake.holdings, link.requests.start_database());
         let sent = turn.shared().changes_sent(node);
         let restarted = turn.shared().with_facts(node, |facts| {
             if facts.run_id.as_ref() == run_id {

@@ -135,7 +135,7 @@ impl Kind {
 impl Link {
     /// Returns the identity of the connection, unique over all workers.
     pub(super) fn connection(&self, worker: usize) -> Connection {
-        Connection { worker, node: self.node, client_id: self.client_id, run_id: self.run_id.clone() }
+        Connection { worker, node: self.node, client_id: self.client_id(), run_id: self.handshake.run_id().cloned() }
     }
 
     /// Returns a connection to a replica.
@@ -173,7 +173,7 @@ impl Link {
     /// Starts a command of `holder` on an exclusive connection. `start`: the part of the command that is kept for the
     /// slow log.
     pub(in crate::worker) fn begin_command(&mut self, holder: Handle, shape: Shape, start: &[u8]) {
-        self.refused = None;
+        self.transaction.begin();
         let Some(checkout) = self.checkout_mut() else { return };
         checkout.owner = CheckoutOwner::Held(holder);
         checkout.task = Task::Nothing;
@@ -215,6 +215,12 @@ impl Link {
     #[inline]
     pub(in crate::worker) fn task(&self) -> Task {
         self.checkout().map_or(Task::Nothing, |loan| loan.task)
+    }
+
+    /// Whether the last request is still being uploaded.
+    #[inline]
+    pub(super) fn is_uploading(&self) -> bool {
+        self.task() == Task::Uploading
     }
 
     pub(in crate::worker) fn set_task(&mut self, task: Task) {

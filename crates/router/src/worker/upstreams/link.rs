@@ -5,23 +5,25 @@
 //! it has received. So a link that breaks with commands in flight leaves a [`Zombie`](crate::worker::upstreams::zombies::Zombie), which is
 //! removed only by an answered `CLIENT KILL ID` on a newer connection, or by another `run_id`.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use switchyard_policy::ownership::OwnershipStatus;
+use rustix::io::Errno;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
-use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 
 use super::Link;
+use super::handshake::HandshakeState;
+use super::incoming::Incoming;
 use super::kind::{Kind, Lane, Task};
+use super::lifecycle::Lifecycle;
+use super::queued::Transaction;
+use super::requests::Requests;
+use super::socket::Socket;
 use crate::metrics::NodeCounters;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
-use crate::tap::Outcome;
 use crate::worker::keyed::{CommandSeq, FinishedRequest, Request};
-use crate::worker::transport::{self, Received};
 use crate::worker::turn::Turn;
 
 /// Start and end of a transaction.
@@ -36,21 +38,11 @@ const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 pub(in crate::worker) const UPLOAD_HIGH: usize = 256 << 10;
 const UPLOAD_LOW: usize = 64 << 10;
 
-/// Maximum bytes of unanswered requests kept by a shared connection; above it, clients with further commands wait.
-const KEPT_MAX: usize = 64 << 20;
-
 /// Maximum size of a reply to the router's own commands, also during the handshake, and without a command.
 const SHORT_MAX: usize = 1 << 20;
 
 /// Maximum size of the list of a node's commands.
 const LEARN_MAX: usize = 16 << 20;
-
-/// Interval of checks of a connection's memory.
-const SHRINK_US: u64 = 1_000_000;
-
-/// Minimum capacity for bytes of requests, and for commands in flight.
-const OUT_KEPT: usize = 4 << 10;
-const PENDING_KEPT: usize = 64;
 
 /// Receiver of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,17 +156,6 @@ pub(in crate::worker) enum Phase {
     Up,
 }
 
-/// Handling of the reply at the head of the connection.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::worker) enum Body {
-    /// Collected whole.
-    Whole(ReplyScanner),
-    /// Passed on to the client in pieces.
-    Through(ReplyFollower),
-    /// Discarded: it is fetched again on a connection for large values, or has no receiver.
-    Skip(ReplyFollower),
-}
-
 /// Next part of the received bytes.
 #[derive(Debug)]
 pub(in crate::worker) enum Arrival {
@@ -221,49 +202,14 @@ impl Link {
             address: None,
             resp3,
             downgraded: false,
-            queued: Vec::new(),
-            phase: Phase::Waiting { until_us: now_us },
-            since_us: now_us,
-            failures: 0,
-            fd: None,
-            tls: None,
-            out: Vec::new(),
-            acked: 0,
-            sent: 0,
-            pending: VecDeque::new(),
-            expired: 0,
-            first_expiry_us: 0,
-            input: Vec::new(),
-            received_us: now_us,
-            body: Body::Whole(ReplyScanner::default()),
-            streamed: 0,
-            greeting: VecDeque::new(),
-            standing: OwnershipStatus::Unmarked,
-            client_id: 0,
-            run_id: None,
-            knows_data: false,
-            holdings: None,
-            is_loading: false,
-            persists: false,
-            start_database: database,
-            database,
-            no_touch: false,
-            readable: false,
-            hangup: false,
-            stale: false,
-            retiring: false,
-            renewing: false,
-            flowed_us: 0,
-            writable: false,
+            life: Lifecycle::new(now_us),
+            socket: Socket::default(),
+            requests: Requests::new(database, !lane.is_exclusive(), counters, now_us),
+            incoming: Incoming::new(now_us),
+            handshake: HandshakeState::new(),
+            transaction: Transaction::default(),
             dirty: false,
-            paused: false,
             waiters: Vec::new(),
-            refused: None,
-            no_multi: None,
-            idle_since_us: now_us,
-            needed: (0, 0),
-            shrinks_at_us: now_us + SHRINK_US,
-            counters,
         }
     }
 
@@ -276,11 +222,6 @@ impl Link {
         self.lane
     }
 
-    #[inline]
-    pub(in crate::worker) fn phase(&self) -> Phase {
-        self.phase
-    }
-
     pub(in crate::worker) fn resp3(&self) -> bool {
         self.resp3
     }
@@ -291,29 +232,95 @@ impl Link {
         self.downgraded
     }
 
+    #[inline]
+    pub(in crate::worker) fn phase(&self) -> Phase {
+        self.life.phase()
+    }
+
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        self.life.is_up()
+    }
+
+    /// Whether a command may be passed to it: the link is up, or no attempt has failed since it was last up.
+    #[inline]
+    pub(in crate::worker) fn takes_commands(&self) -> bool {
+        self.life.takes_commands()
+    }
+
+    /// Requests that are unsent or unanswered.
+    #[inline]
+    pub(in crate::worker) fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// Data received from the node.
+    #[inline]
+    pub(in crate::worker) fn incoming(&self) -> &Incoming {
+        &self.incoming
+    }
+
     /// Process of the node.
     pub(in crate::worker) fn run_id(&self) -> Option<&str> {
-        self.run_id.as_deref()
+        self.handshake.run_id().map(|run_id| &**run_id)
     }
 
     /// Our client ID at the node.
     pub(in crate::worker) fn client_id(&self) -> u64 {
-        self.client_id
-    }
-
-    /// Time of the last data from the node, us.
-    pub(in crate::worker) fn received_us(&self) -> u64 {
-        self.received_us
+        self.handshake.client_id()
     }
 
     /// Reason why the node would refuse a transaction, if it would.
     pub(in crate::worker) fn no_multi(&self) -> Option<&str> {
-        self.no_multi.as_deref()
+        self.transaction.no_multi()
     }
 
     /// Takes the node's error for a queued command of the current transaction.
     pub(in crate::worker) fn take_refusal(&mut self) -> Option<Box<[u8]>> {
-        self.refused.take()
+        self.transaction.take_refusal()
+    }
+
+    pub(super) fn counters(&self) -> &NodeCounters {
+        self.requests.counters()
+    }
+
+    /// Counts an error of the node.
+    pub(in crate::worker) fn note_error(&self, error: &[u8]) {
+        self.counters().note_error(error);
+    }
+
+    /// After the handshake.
+    pub(super) fn comes_up(&mut self, now_us: u64) {
+        self.life.comes_up(now_us);
+        self.socket.flows_since(now_us);
+        self.counters().connections.add(1);
+        self.counters().mains_down.sub(u64::from(self.lane == Lane::Main));
+        self.counters().connects.add(1);
+    }
+
+    /// After the end of a connection that was up.
+    pub(super) fn goes_down(&self) {
+        self.counters().connections.sub(1);
+        self.counters().mains_down.add(u64::from(self.lane == Lane::Main));
+    }
+
+    /// For a main connection that is down and not retried.
+    pub(super) fn is_forgotten(&self) {
+        self.counters().mains_down.sub(u64::from(self.lane == Lane::Main));
+    }
+
+    // ---- output ----
+
+    /// Bytes waiting for the socket.
+    #[inline]
+    pub(in crate::worker) fn unsent(&self) -> usize {
+        self.requests.to_send().len() + usize::from(self.socket.has_unsent())
+    }
+
+    /// Whether less than `high` bytes are unsent, and the unanswered requests leave room for more.
+    #[inline]
+    pub(in crate::worker) fn has_room(&self, high: usize) -> bool {
+        self.unsent() < high && self.requests.has_room()
     }
 
     /// Whether clients wait until fewer bytes are unsent.
@@ -322,552 +329,240 @@ impl Link {
         !self.waiters.is_empty()
     }
 
-    /// Pauses reading, because the client does not read.
-    pub(in crate::worker) fn pause(&mut self) {
-        self.paused = true;
-    }
-
-    #[inline]
-    pub(in crate::worker) fn is_paused(&self) -> bool {
-        self.paused
-    }
-
-    /// Whether the socket may have more data.
-    #[inline]
-    pub(in crate::worker) fn may_be_readable(&self) -> bool {
-        self.readable
-    }
-
-    /// Takes the received part of an incomplete reply, to be extended and returned by [`Self::keep_received`].
-    #[inline]
-    pub(in crate::worker) fn take_received(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.input)
-    }
-
-    #[inline]
-    pub(in crate::worker) fn keep_received(&mut self, part: Vec<u8>) {
-        self.input = part;
-    }
-
-    /// Memory of the received part of a reply, bytes.
-    pub(in crate::worker) fn received_memory(&self) -> usize {
-        self.input.capacity()
-    }
-
-    /// Length of the received part of a reply, bytes.
-    pub(in crate::worker) fn received_len(&self) -> usize {
-        self.input.len()
-    }
-
-    /// Whether the reply at the head is collected whole.
-    pub(in crate::worker) fn is_collecting(&self) -> bool {
-        matches!(self.body, Body::Whole(_))
-    }
-
-    /// Discards the reply at the head.
-    pub(in crate::worker) fn skip_body(&mut self) {
-        self.body = Body::Skip(ReplyFollower::default());
-    }
-
-    /// Passes the reply at the head on in pieces.
-    pub(in crate::worker) fn pass_body_on(&mut self) {
-        self.body = Body::Through(ReplyFollower::default());
-    }
-
-    pub(in crate::worker) fn passes_body_on(&self) -> bool {
-        matches!(self.body, Body::Through(_))
-    }
-
-    /// Counts an error of the node.
-    pub(in crate::worker) fn note_error(&self, error: &[u8]) {
-        self.counters.note_error(error);
-    }
-
-    /// Time that a command waited for the socket, of the `took_us` until its reply.
-    pub(in crate::worker) fn queued_us(&self, sent_us: u32, took_us: u32) -> u32 {
-        let flowed = (self.flowed_us as u32).wrapping_sub(sent_us);
-        if self.flowed_us > 0 && flowed <= took_us { flowed } else { 0 }
-    }
-
-    /// Returns its output and socket if the socket is writable, without TLS.
-    #[inline]
-    pub(in crate::worker) fn plain_output(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
-        let is_open = self.phase == Phase::Up && !self.retiring && self.tls.is_none();
-        let fd = self.fd.as_ref().filter(|_| is_open && self.writable && self.unsent() > 0)?;
-        Some((fd.as_fd(), self.to_send()))
-    }
-
-    /// After the handshake.
-    pub(super) fn comes_up(&mut self) {
-        self.phase = Phase::Up;
-        self.counters.connections.add(1);
-        self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
-    }
-
-    /// After the end of a connection that was up.
-    pub(super) fn goes_down(&self) {
-        self.counters.connections.sub(1);
-        self.counters.mains_down.add(u64::from(self.lane == Lane::Main));
-    }
-
-    /// For a main connection that is down and not retried.
-    pub(super) fn is_forgotten(&self) {
-        self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
-    }
-
-    /// Whether a command may be passed to it: the link is up, or no attempt has failed since it was last up.
-    #[inline]
-    pub(in crate::worker) fn takes_commands(&self) -> bool {
-        self.phase == Phase::Up || self.failures == 0
-    }
-
-    /// Bytes waiting for the socket.
-    #[inline]
-    pub(in crate::worker) fn unsent(&self) -> usize {
-        self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
-    }
-
-    /// Whether less than `high` bytes are unsent, and the unanswered requests leave room for more.
-    #[inline]
-    pub(in crate::worker) fn has_room(&self, high: usize) -> bool {
-        self.unsent() < high && self.out.len() - self.acked < KEPT_MAX
-    }
-
-    /// Maximum size of a collected reply, if not set by its client: a node that sends without end is disconnected.
-    pub(super) fn reply_max(&self, live: &RuntimeSettings) -> usize {
-        if self.phase != Phase::Up {
-            return SHORT_MAX;
-        }
-        if self.lane == Lane::Pubsub {
-            // A message: as long as an argument, with its channel and pattern.
-            return live.argument_max.saturating_add(SHORT_MAX);
-        }
-        match self.pending.front().map(|pending| pending.purpose) {
-            Some(Purpose::Learn) => LEARN_MAX,
-            // A reply without a receiver is discarded in pieces.
-            Some(Purpose::Discarded | Purpose::Queued | Purpose::Fill) => usize::MAX,
-            Some(
-                Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti,
-            ) => usize::MAX,
-            _ => SHORT_MAX,
-        }
-    }
-
-    /// Records that the socket has accepted `count` bytes of `out`.
-    #[inline]
-    pub(in crate::worker) fn note_sent(&mut self, count: usize) {
-        self.counters.bytes_sent.add(count as u64);
-        self.sent += count;
-        if self.unsent() > 0 {
-            self.writable = false;
-        }
-    }
-
-    /// The number of bytes accepted by the socket is unknown: all count as sent, because the node may execute them.
-    pub(in crate::worker) fn note_all_sent(&mut self) {
-        self.sent = self.out.len();
-    }
-
     /// Appends a command, after a SELECT if its database differs from that of the previous one.
     #[inline]
     pub(in crate::worker) fn push(&mut self, request: Request<'_>) {
-        let (bytes, database, pending) = request.into_parts();
-        if self.database != database {
-            self.push_select(database, pending);
-        }
-        self.out.extend_from_slice(bytes);
-        self.pending.push_back(Pending { len: bytes.len() as u32, ..pending });
-        self.counters.in_flight.add(1);
-        self.counters.classes[pending.class as usize].requests.add(1);
+        self.requests.push(request);
     }
 
     /// Sets CLIENT NO-TOUCH for a client. Call it before its command is pushed.
     #[inline]
     pub(in crate::worker) fn touch_as(&mut self, no_touch: bool, like: Pending) {
-        if self.no_touch != no_touch {
-            self.no_touch = no_touch;
-            self.push_setting(&[b"CLIENT", b"NO-TOUCH", if no_touch { b"ON" } else { b"OFF" }], like);
-        }
-    }
-
-    #[cold]
-    fn push_select(&mut self, database: u32, like: Pending) {
-        self.push_setting(&[b"SELECT", database.to_string().as_bytes()], like);
-        self.database = database;
-    }
-
-    /// Adds a command of the router between those of clients, whose settings differ.
-    #[cold]
-    fn push_setting(&mut self, args: &[&[u8]], like: Pending) {
-        let before = self.out.len();
-        switchyard_resp::encode::command(&mut self.out, args.iter().copied());
-        let len = (self.out.len() - before) as u32;
-        self.pending.push_back(Pending {
-            who: Handle::NONE,
-            seq: 0,
-            len,
-            purpose: Purpose::Discarded,
-            again: Again::Never,
-            is_long: false,
-            end: CommandSeq::NONE,
-            ..like
-        });
-        self.counters.in_flight.add(1);
+        self.requests.touch_as(no_touch, like);
     }
 
     /// Appends a part of the last pushed request, which is being uploaded. `is_end`: the last part.
     pub(in crate::worker) fn push_more(&mut self, bytes: &[u8], is_end: bool, now_us: u64) {
-        debug_assert_eq!(self.task(), Task::Uploading, "a whole request is pushed");
-        self.out.extend_from_slice(bytes);
+        debug_assert!(self.is_uploading(), "a whole request is pushed");
+        self.requests.extend(bytes, is_end, now_us);
         if is_end {
             self.set_task(Task::Nothing);
-            if let Some(pending) = self.pending.back_mut() {
-                pending.sent_us = now_us as u32;
-            }
         }
     }
 
-    /// Removes the oldest command, after its reply.
+    /// Returns its output and socket if the socket is writable, without TLS.
     #[inline]
-    pub(in crate::worker) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
-        let pending = self.pending.front()?;
-        let class = &self.counters.classes[pending.class as usize];
-        class.upstream.record(u64::from((now_us as u32).wrapping_sub(pending.sent_us)));
-        if is_error {
-            class.errors.add(1);
-        }
-        self.taken_out()
+    pub(in crate::worker) fn plain_output(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
+        let bytes = self.requests.to_send();
+        let socket = self.socket.plain().filter(|_| self.life.sends() && !bytes.is_empty())?;
+        Some((socket, bytes))
     }
 
-    /// Removes the oldest command without counting its reply: it is sent again, or its wait was ended by the router.
+    /// Records that the socket has accepted `count` bytes of the output.
     #[inline]
-    pub(in crate::worker) fn taken_out(&mut self) -> Option<FinishedRequest> {
-        let pending = self.pending.pop_front()?;
-        self.counters.in_flight.sub(1);
-        if !self.lane.is_exclusive() {
-            self.acked += pending.len as usize;
-        }
-        let is_expired = self.expired > 0;
-        self.expired -= usize::from(is_expired);
-        self.trim();
-        Some(FinishedRequest::new(pending, Outcome::Certain, is_expired))
-    }
-
-    /// Removes all commands of a broken connection, and returns them. The node may execute the first `in_flight` of
-    /// them.
-    pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {
-        let expired = std::mem::take(&mut self.expired);
-        let pending = std::mem::take(&mut self.pending);
-        self.counters.in_flight.sub(pending.len() as u64);
-        if self.task() == Task::Uploading {
-            self.set_task(Task::Nothing);
-        }
-        self.out = Vec::new();
-        self.acked = 0;
-        self.sent = 0;
-        pending.into_iter().enumerate().map(move |(place, pending)| {
-            FinishedRequest::new(
-                pending,
-                if place < in_flight { Outcome::Doubtful } else { Outcome::Never },
-                place < expired,
-            )
-        })
-    }
-
-    /// Removes unsent transactions, because the node refuses them.
-    pub(super) fn take_transactions(&mut self) -> Vec<FinishedRequest> {
-        let (requests, pending) = (std::mem::take(&mut self.out), std::mem::take(&mut self.pending));
-        let (mut at, mut in_multi, mut told) = (self.acked, false, 0);
-        (self.acked, self.sent) = (0, 0);
-        let mut refused = Vec::new();
-        for (place, pending) in pending.into_iter().enumerate() {
-            let request = &requests[at..at + pending.len as usize];
-            at += request.len();
-            in_multi |= request == MULTI;
-            if !in_multi {
-                self.out.extend_from_slice(request);
-                self.pending.push_back(pending);
-                continue;
-            }
-            self.counters.in_flight.sub(1);
-            let is_expired = place < self.expired;
-            told += usize::from(is_expired);
-            refused.push(FinishedRequest::new(pending, Outcome::Never, is_expired));
-            in_multi = request != EXEC;
-        }
-        self.expired -= told;
-        refused
-    }
-
-    /// Whether no command is pending.
-    #[inline]
-    pub(in crate::worker) fn is_idle(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    /// The pending commands, oldest first.
-    pub(in crate::worker) fn pending(&self) -> impl DoubleEndedIterator<Item = &Pending> + ExactSizeIterator {
-        self.pending.iter()
-    }
-
-    /// The oldest pending command.
-    #[inline]
-    pub(in crate::worker) fn head(&self) -> Option<&Pending> {
-        self.pending.front()
-    }
-
-    /// Whether only a request that is still being uploaded is pending.
-    pub(in crate::worker) fn is_only_uploading(&self) -> bool {
-        self.task() == Task::Uploading && self.pending.len() == 1
-    }
-
-    /// The last pushed command.
-    pub(in crate::worker) fn last_mut(&mut self) -> Option<&mut Pending> {
-        self.pending.back_mut()
-    }
-
-    /// Discards the reply to the oldest command, because its client has been answered, or will be in another way.
-    pub(super) fn disown_head(&mut self) {
-        if let Some(pending) = self.pending.front_mut() {
-            pending.purpose = Purpose::Discarded;
+    pub(in crate::worker) fn note_sent(&mut self, count: usize) {
+        self.requests.note_sent(count);
+        if self.unsent() > 0 {
+            self.socket.is_full();
         }
     }
 
-    /// Handles a refused MULTI at the head: the next EXEC belongs to this transaction.
-    pub(super) fn is_not_queued(&mut self, why: &[u8]) {
-        self.no_multi = Some(String::from_utf8_lossy(why).into());
-        if let Some(exec) = self.pending.iter_mut().find(|pending| pending.purpose == Purpose::Exec) {
-            exec.purpose = Purpose::ExecWithoutMulti;
-        }
-    }
-
-    /// Moves pending commands to this epoch.
-    pub(in crate::worker) fn restamp(&mut self, epoch: u32) {
-        self.pending.iter_mut().for_each(|pending| pending.epoch = epoch);
-    }
-
-    /// Whether a timeout was reported for the oldest command.
-    #[inline]
-    pub(in crate::worker) fn is_head_expired(&self) -> bool {
-        self.expired > 0
-    }
-
-    /// Marks the commands that have waited for longer than `timeout_us`, and returns them, for their timeouts to be
-    /// reported. They stay pending.
-    pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
-        let sent_whole = self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty());
-        let mut late = Vec::new();
-        while let Some(pending) = self.pending.get(self.expired)
-            && self.expired < sent_whole
-            && (now_us as u32).wrapping_sub(pending.sent_us) > timeout_us
-        {
-            if self.expired == 0 {
-                self.first_expiry_us = now_us;
-            }
-            late.push(*pending);
-            self.expired += 1;
-            self.counters.timeouts.add(1);
-        }
-        late
-    }
-
-    /// Time since when there was no reply to an expired command, us; `None`: there is none.
-    pub(super) fn silent_since_us(&self) -> Option<u64> {
-        (self.expired > 0).then_some(self.first_expiry_us)
-    }
-
-    /// Bytes that wait for the socket and are not encrypted by TLS yet.
-    #[inline]
-    pub(in crate::worker) fn to_send(&self) -> &[u8] {
-        &self.out[self.sent..]
+    /// The number of bytes accepted by the socket is unknown: all count as sent, because the node may execute them.
+    pub(in crate::worker) fn note_all_sent(&mut self) {
+        self.requests.note_all_sent();
     }
 
     /// Sends as much as the socket accepts. Returns the clients that waited for room, if there is some again.
     #[inline]
-    pub(super) fn flush(&mut self) -> Result<Vec<Handle>, rustix::io::Errno> {
+    pub(super) fn flush(&mut self) -> Result<Vec<Handle>, Errno> {
         self.dirty = false;
-        if self.phase != Phase::Up || self.retiring {
+        if !self.life.sends() {
             return Ok(Vec::new());
         }
-        self.send()?;
+        while self.unsent() > 0 {
+            let Some(count) = self.socket.send(self.requests.to_send())? else { break };
+            self.note_sent(count);
+        }
+        self.requests.discard_sent();
         let low = if self.lane == Lane::Large { UPLOAD_LOW } else { UNSENT_LOW };
         let has_room = !self.waiters.is_empty() && self.has_room(low);
         Ok(if has_room { std::mem::take(&mut self.waiters) } else { Vec::new() })
     }
 
-    #[inline]
-    fn send(&mut self) -> Result<(), rustix::io::Errno> {
-        while self.unsent() > 0 && self.writable {
-            let Some(fd) = &self.fd else { break };
-            match transport::send(fd, &mut self.tls, &self.out[self.sent..]) {
-                Ok(count) => self.note_sent(count),
-                Err(rustix::io::Errno::AGAIN) => self.writable = false,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if self.lane.is_exclusive() && self.sent > 0 {
-            // No part of a large request is kept: it is never sent again.
-            self.out.drain(..self.sent);
-            self.sent = 0;
-        }
-        Ok(())
-    }
+    // ---- input ----
 
     /// Reads once.
     #[inline]
     pub(in crate::worker) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
-        self.readable = true;
-        let Some(fd) = self.fd.as_ref().filter(|_| !self.paused) else { return Taken::Paused };
-        if !matches!(self.phase, Phase::Up | Phase::Handshake | Phase::Securing) {
+        self.socket.postpone();
+        let phase = self.phase();
+        if self.incoming.is_paused() || !matches!(phase, Phase::Up | Phase::Handshake | Phase::Securing) {
             return Taken::Paused;
         }
-        match transport::receive(fd, &mut self.tls, buffer) {
-            Ok(Received { count: 0, .. }) => {
-                self.counters.ended.add(1);
+        match self.socket.receive(buffer) {
+            None => Taken::Paused,
+            Some(Ok(0)) => {
+                self.counters().ended.add(1);
                 Taken::Lost("the node closed the connection".to_owned())
             }
-            Ok(Received { count, more }) => {
-                self.counters.bytes_received.add(count as u64);
-                self.received_us = now_us;
-                self.readable = more || self.hangup;
-                if self.phase == Phase::Securing { Taken::Early } else { Taken::Bytes(count) }
+            Some(Ok(count)) => {
+                self.counters().bytes_received.add(count as u64);
+                self.incoming.note_received(now_us);
+                if phase == Phase::Securing { Taken::Early } else { Taken::Bytes(count) }
             }
-            Err(rustix::io::Errno::AGAIN) => {
-                self.readable = false;
-                Taken::Nothing
-            }
-            Err(rustix::io::Errno::INTR) => Taken::Interrupted,
-            Err(error) => {
-                let why = self.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
-                Taken::Lost(why.unwrap_or_else(|| std::io::Error::from(error).to_string()))
-            }
+            Some(Err(Errno::AGAIN)) => Taken::Nothing,
+            Some(Err(Errno::INTR)) => Taken::Interrupted,
+            Some(Err(error)) => Taken::Lost(self.socket.error_text(error)),
         }
+    }
+
+    /// Whether the socket may have more data.
+    #[inline]
+    pub(in crate::worker) fn may_be_readable(&self) -> bool {
+        self.socket.is_readable()
+    }
+
+    /// Takes the received part of an incomplete reply, to be extended and returned by [`Self::keep_received`].
+    #[inline]
+    pub(in crate::worker) fn take_received(&mut self) -> Vec<u8> {
+        self.incoming.take()
+    }
+
+    #[inline]
+    pub(in crate::worker) fn keep_received(&mut self, part: Vec<u8>) {
+        self.incoming.keep(part);
+    }
+
+    /// Pauses reading, because the client does not read.
+    pub(in crate::worker) fn pause(&mut self) {
+        self.incoming.pause();
     }
 
     /// Returns the next part of these received bytes.
     #[inline]
     pub(in crate::worker) fn arrival(&mut self, bytes: &[u8], live: &RuntimeSettings) -> Arrival {
-        let passes = matches!(self.body, Body::Through(_));
-        match &mut self.body {
-            Body::Whole(scanner) => match scanner.scan(bytes) {
-                Ok(ReplyScan::Complete(len)) => Arrival::Reply(len),
-                Ok(ReplyScan::Incomplete(need)) => {
-                    let (size, max) = (need.max(bytes.len()), self.reply_max(live));
-                    if size > max {
-                        Arrival::Senseless(format!("it sends more than {max} bytes instead of a short reply"))
-                    } else if size > live.large_value {
-                        Arrival::Large(size)
-                    } else {
-                        Arrival::Nothing
-                    }
-                }
-                Err(error) => Arrival::Senseless(error.to_string()),
-            },
-            Body::Through(follower) | Body::Skip(follower) => match follower.follow(bytes) {
-                Ok((len, is_last)) => {
-                    self.streamed += len as u64;
-                    Arrival::Piece { len, passes, is_last }
-                }
-                Err(error) => Arrival::Senseless(error.to_string()),
-            },
-        }
+        let (phase, lane, requests) = (self.life.phase(), self.lane, &self.requests);
+        let max = || reply_max(phase, lane, requests.head().map(|head| head.purpose), live);
+        self.incoming.arrival(bytes, live.large_value, max)
     }
 
-    /// Starts the next reply.
-    pub(super) fn next_body(&mut self) {
-        (self.body, self.streamed) = (Body::Whole(ReplyScanner::default()), 0);
+    /// Discards the reply at the head.
+    pub(in crate::worker) fn skip_body(&mut self) {
+        self.incoming.skip_body();
     }
 
-    /// Removes the oldest command, after a reply in pieces.
-    pub(in crate::worker) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
-        let streamed = self.streamed;
-        self.next_body();
-        self.answered(now_us, false).map(|ended| ended.streamed(streamed))
+    /// Passes the reply at the head on in pieces.
+    pub(in crate::worker) fn pass_body_on(&mut self) {
+        self.incoming.pass_body_on();
     }
 
-    /// Whether all sent commands are answered.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.sent <= self.acked
-    }
+    // ---- commands ----
 
-    /// Memory of requests, bytes.
-    pub(in crate::worker) fn request_memory(&self) -> usize {
-        self.out.capacity()
-    }
-
-    /// Releases the memory of answered requests.
+    /// The oldest pending command.
     #[inline]
-    fn trim(&mut self) {
-        if self.lane.is_exclusive() {
-            return; // keeps nothing once it is sent
-        }
-        if self.acked == self.out.len() {
-            self.out.clear();
-            self.acked = 0;
-            self.sent = 0;
-        } else if self.acked > 256 << 10 && self.acked * 2 > self.out.len() {
-            self.out.drain(..self.acked);
-            self.sent -= self.acked;
-            self.acked = 0;
-        }
+    pub(in crate::worker) fn head(&self) -> Option<&Pending> {
+        self.requests.head()
     }
 
-    /// Releases memory after a burst. Call it at every tick: the recent maximum decides, so that a connection in steady
-    /// use keeps its memory.
-    pub(super) fn shrink(&mut self, now_us: u64) {
-        self.needed.0 = self.needed.0.max(self.out.len());
-        self.needed.1 = self.needed.1.max(self.pending.len());
-        if now_us < self.shrinks_at_us {
-            return;
-        }
-        self.shrinks_at_us = now_us + SHRINK_US;
-        let (out, pending) = std::mem::take(&mut self.needed);
-        if self.out.capacity() > OUT_KEPT && self.out.capacity() > 4 * out {
-            self.out.shrink_to(2 * out);
-        }
-        if self.pending.capacity() > PENDING_KEPT && self.pending.capacity() > 4 * pending {
-            self.pending.shrink_to(2 * pending);
-        }
+    /// Whether no command is pending.
+    #[inline]
+    pub(in crate::worker) fn is_idle(&self) -> bool {
+        self.requests.is_idle()
+    }
+
+    /// Whether a timeout was reported for the oldest command.
+    #[inline]
+    pub(in crate::worker) fn is_head_expired(&self) -> bool {
+        self.requests.is_head_expired()
+    }
+
+    /// The last pushed command.
+    pub(in crate::worker) fn last_mut(&mut self) -> Option<&mut Pending> {
+        self.requests.last_mut()
+    }
+
+    /// Moves pending commands to this epoch.
+    pub(in crate::worker) fn restamp(&mut self, epoch: u32) {
+        self.requests.restamp(epoch);
     }
 
     /// Makes pending commands hold gates, like new ones.
     pub(in crate::worker) fn held_by(&mut self, end: CommandSeq, armed: u32) {
-        self.pending.iter_mut().for_each(|pending| pending.cacheable = armed);
-        self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
+        self.requests.held_by(end, armed);
     }
 
-    /// Low bits of the lowest epoch of the pending commands.
-    pub(in crate::worker) fn oldest_epoch(&self) -> Option<u32> {
-        let first = self.pending.front()?.epoch;
-        // Compared as distances, because the low bits wrap.
-        let least = self.pending.iter().map(|p| p.epoch.wrapping_sub(first) as i32).min().unwrap_or(0);
-        Some(first.wrapping_add(least as u32))
+    /// Removes the oldest command, after its reply.
+    #[inline]
+    pub(in crate::worker) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
+        self.requests.answered(now_us, is_error)
     }
 
-    /// Number of commands at the front of `pending` that the node may execute although the connection ends now. An
-    /// incomplete upload is never executed; it is the last one, and all before it are complete.
+    /// Removes the oldest command, after a reply in pieces.
+    pub(in crate::worker) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
+        let streamed = self.incoming.next_body();
+        self.answered(now_us, false).map(|ended| ended.streamed(streamed))
+    }
+
+    /// Removes the oldest command without counting its reply: it is sent again, or its wait was ended by the router.
+    #[inline]
+    pub(in crate::worker) fn taken_out(&mut self) -> Option<FinishedRequest> {
+        self.requests.taken_out()
+    }
+
+    /// Discards the reply to the oldest command, because its client has been answered, or will be in another way.
+    pub(in crate::worker) fn skip_head(&mut self) {
+        self.skip_body();
+        self.requests.disown_head();
+    }
+
+    /// Whether only a request that is still being uploaded is pending.
+    pub(in crate::worker) fn is_only_uploading(&self) -> bool {
+        self.is_uploading() && self.requests.pending().len() == 1
+    }
+
+    /// Time that a command waited for the socket, of the `took_us` until its reply.
+    pub(in crate::worker) fn queued_us(&self, sent_us: u32, took_us: u32) -> u32 {
+        self.socket.queued_us(sent_us, took_us)
+    }
+
+    /// Number of pending commands, from the oldest one on, that the node may execute although the connection ends now.
     pub(super) fn may_be_executed(&self) -> usize {
-        if self.phase != Phase::Up {
-            0
-        } else if self.lane.is_exclusive() {
-            self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty())
-        } else if self.sent > self.acked {
-            self.pending.len()
-        } else {
-            0
-        }
+        if self.is_up() { self.requests.may_be_executed(self.is_uploading()) } else { 0 }
     }
 
-    /// The request of the oldest command in flight.
-    pub(in crate::worker) fn head_request(&self) -> &[u8] {
-        let len = self.pending.front().map_or(0, |p| p.len as usize);
-        self.out.get(self.acked..self.acked + len).unwrap_or_default()
+    /// Removes all commands of a broken connection, and returns them. The node may execute the first `in_flight` of
+    /// them.
+    pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {
+        if self.is_uploading() {
+            self.set_task(Task::Nothing);
+        }
+        self.requests.lose(in_flight)
+    }
+}
+
+/// Maximum size of a collected reply to a request for `purpose`, if not set by its client: a node that sends without
+/// end is disconnected.
+fn reply_max(phase: Phase, lane: Lane, purpose: Option<Purpose>, live: &RuntimeSettings) -> usize {
+    if phase != Phase::Up {
+        return SHORT_MAX;
+    }
+    if lane == Lane::Pubsub {
+        // A message: as long as an argument, with its channel and pattern.
+        return live.argument_max.saturating_add(SHORT_MAX);
+    }
+    match purpose {
+        Some(Purpose::Learn) => LEARN_MAX,
+        // A reply without a receiver is discarded in pieces.
+        Some(Purpose::Discarded | Purpose::Queued | Purpose::Fill) => usize::MAX,
+        Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti) => {
+            usize::MAX
+        }
+        _ => SHORT_MAX,
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::worker) mod tests {
     use super::*;
 
     const PENDING: Pending = Pending {
@@ -886,7 +581,7 @@ mod tests {
 
     fn link(lane: Lane) -> Link {
         let mut link = Link::new(NodeId(0), lane, false, 0, Arc::default(), 0);
-        link.phase = Phase::Up;
+        link.life.comes_up(0);
         link
     }
 
@@ -922,8 +617,8 @@ mod tests {
     #[test]
     fn a_node_is_believed_only_short_answers_where_no_client_has_asked() {
         let live = RuntimeSettings::default();
-        let mut greeted = link(Lane::Main);
-        assert_eq!(greeted.reply_max(&live), SHORT_MAX, "no request is pending");
+        let max = |phase, purpose| reply_max(phase, Lane::Main, purpose, &live);
+        assert_eq!(max(Phase::Up, None), SHORT_MAX, "no request is pending");
         let answers = [
             (Purpose::Client, usize::MAX),
             (Purpose::Gather, usize::MAX),
@@ -931,49 +626,10 @@ mod tests {
             (Purpose::Watch, SHORT_MAX),
             (Purpose::Confirm, SHORT_MAX),
         ];
-        for (purpose, max) in answers {
-            greeted.pending = [pending(purpose)].into();
-            assert_eq!(greeted.reply_max(&live), max, "{purpose:?}");
+        for (purpose, expected) in answers {
+            assert_eq!(max(Phase::Up, Some(purpose)), expected, "{purpose:?}");
         }
-        greeted.phase = Phase::Handshake;
-        assert_eq!(greeted.reply_max(&live), SHORT_MAX);
-        assert_eq!(link(Lane::Pubsub).reply_max(&live), live.argument_max + SHORT_MAX);
-    }
-
-    #[test]
-    fn no_touch_clients_leave_no_access_time_and_others_do() {
-        let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
-        for (no_touch, request) in [(false, "a"), (true, "b"), (true, "c"), (false, "d")] {
-            link.touch_as(no_touch, PENDING);
-            link.push(Request::of_ours(request.as_bytes(), 0, PENDING));
-        }
-        let on = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$2\r\nON\r\n";
-        let off = "*3\r\n$6\r\nCLIENT\r\n$8\r\nNO-TOUCH\r\n$3\r\nOFF\r\n";
-        assert_eq!(String::from_utf8_lossy(&link.out), format!("a{on}bc{off}d"));
-        assert_eq!(link.pending.iter().map(|p| p.len as usize).collect::<Vec<_>>(), [1, on.len(), 1, 1, off.len(), 1]);
-    }
-
-    #[test]
-    fn the_memory_of_a_burst_is_given_back() {
-        let mut link = Link::new(NodeId(0), Lane::Main, false, 0, Arc::default(), 0);
-        let burst = |link: &mut Link, commands: usize| {
-            (0..commands).for_each(|_| link.push(Request::of_ours(&[b'x'; 100], 0, PENDING)));
-            link.shrink(1);
-            link.sent = link.out.len();
-            (0..commands).for_each(|_| assert!(link.answered(0, false).is_some()));
-        };
-        burst(&mut link, 10_000);
-        // Steady use keeps its memory.
-        for second in 1..5 {
-            burst(&mut link, 10_000);
-            link.shrink(second * SHRINK_US);
-            assert!(link.out.capacity() >= 1_000_000 && link.pending.capacity() >= 10_000);
-        }
-        for second in 5..8 {
-            burst(&mut link, 10);
-            link.shrink(second * SHRINK_US);
-        }
-        let kept = (link.out.capacity(), link.pending.capacity());
-        assert!(kept.0 <= OUT_KEPT && kept.1 <= PENDING_KEPT, "{kept:?}");
+        assert_eq!(max(Phase::Handshake, Some(Purpose::Client)), SHORT_MAX);
+        assert_eq!(reply_max(Phase::Up, Lane::Pubsub, None, &live), live.argument_max + SHORT_MAX);
     }
 }

@@ -5,24 +5,25 @@
 pub(super) mod breaking;
 pub(super) mod connect;
 pub(super) mod handshake;
+pub(super) mod incoming;
 pub(super) mod kind;
+mod lifecycle;
 pub(super) mod link;
 pub(super) mod outages;
 pub(super) mod pool;
 pub(super) mod queued;
 pub(super) mod renew;
 pub(super) mod replicas;
+pub(super) mod requests;
+mod socket;
 pub(super) mod translate;
 pub(super) mod unblock;
 pub(super) mod zombies;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use switchyard_policy::data_loss::Holdings;
-use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
 
@@ -30,17 +31,20 @@ use super::blocking::Unblocks;
 use super::hot_copies::About;
 use super::keyed::{FinishedRequest, Request};
 use super::log_throttle::LogThrottle;
-use super::transport::Tls;
 use super::turn::Turn;
-use super::upstreams::handshake::NodeHandshake;
+use super::upstreams::handshake::HandshakeState;
+use super::upstreams::incoming::Incoming;
 use super::upstreams::kind::{CheckoutOwner, Kind, Lane, Task};
-use super::upstreams::link::{Body, Pending, Phase, Purpose};
+use super::upstreams::lifecycle::Lifecycle;
+use super::upstreams::link::{Pending, Purpose};
 use super::upstreams::outages::Outages;
 use super::upstreams::pool::Pool;
+use super::upstreams::queued::Transaction;
+use super::upstreams::requests::Requests;
+use super::upstreams::socket::Socket;
 use super::upstreams::unblock::Unblock;
 use super::upstreams::zombies::Zombies;
 use crate::exclusive_bounds::ExclusiveBounds;
-use crate::metrics::NodeCounters;
 use crate::slab::{Handle, Slab};
 use crate::tap::Outcome;
 
@@ -134,77 +138,16 @@ pub(super) struct Link {
     resp3: bool,
     /// For RESP3 clients, but the node does not support it: replies are translated.
     downgraded: bool,
-    /// On such a connection: the shapes of the parts of the next EXEC's reply.
-    queued: Vec<Shape>,
-    phase: Phase,
-    since_us: u64,
-    failures: u32,
-    fd: Option<OwnedFd>,
-    tls: Option<Box<Tls>>,
-    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and
-    /// heal scripts); `acked..sent` is in flight, `sent..` waits for the socket.
-    out: Vec<u8>,
-    acked: usize,
-    sent: usize,
-    pending: VecDeque<Pending>,
-    /// Number of commands at the front of `pending` that were already answered with a timeout.
-    expired: usize,
-    first_expiry_us: u64,
-    input: Vec<u8>,
-    /// Time of the last data from the node.
-    received_us: u64,
-    body: Body,
-    /// Bytes of it that were handled in pieces.
-    streamed: u64,
-    greeting: VecDeque<NodeHandshake>,
-    /// State of the node's ownership record at the handshake.
-    standing: OwnershipStatus,
-    /// Our client ID at the node.
-    client_id: u64,
-    run_id: Option<Arc<str>>,
-    /// The handshake included a query of its data.
-    knows_data: bool,
-    /// The node's keys at the handshake, if known.
-    holdings: Option<Holdings>,
-    /// The node was still loading its data.
-    is_loading: bool,
-    /// The node keeps its data on disk.
-    persists: bool,
-    /// Database selected by the handshake, as expected by the first command in `out`. Stored, because commands may be
-    /// waiting in `out` before there is a connection, and a reload may change the settings in the meantime.
-    start_database: u32,
-    /// Database selected at the end of `out`.
-    database: u32,
-    /// CLIENT NO-TOUCH at the end of `out`. Off on a new connection.
-    no_touch: bool,
-    readable: bool,
-    /// The node has closed its side; the end has to be read.
-    hangup: bool,
-    /// Connected with credentials that have changed since.
-    stale: bool,
-    /// No more commands are sent: it is replaced after the replies to commands in flight.
-    retiring: bool,
-    /// Was up, and is being reconnected.
-    renewing: bool,
-    /// Time when the connection came up, or last accepted bytes again after it had been full: earlier commands had to
-    /// wait.
-    flowed_us: u64,
-    writable: bool,
+    life: Lifecycle,
+    socket: Socket,
+    requests: Requests,
+    incoming: Incoming,
+    handshake: HandshakeState,
+    transaction: Transaction,
+    /// In the list of connections with unsent output.
     dirty: bool,
-    /// Reading is paused because the client does not read.
-    paused: bool,
     /// Clients that wait until fewer bytes are unsent.
     waiters: Vec<Handle>,
-    /// The node's error for a queued command of the current transaction.
-    refused: Option<Box<[u8]>>,
-    /// Reason why the node would refuse a transaction, if it would.
-    no_multi: Option<Box<str>>,
-    idle_since_us: u64,
-    /// Maximum bytes of `out`, and commands of `pending`, since memory was last released; and the time of the next
-    /// release.
-    needed: (usize, usize),
-    shrinks_at_us: u64,
-    counters: Arc<NodeCounters>,
 }
 
 /// State of an exclusive connection.
@@ -300,7 +243,7 @@ impl Upstreams {
 
     /// Returns the link if it is up.
     pub(super) fn up(&self, handle: Handle) -> Option<&Link> {
-        self.get(handle).filter(|link| link.phase == Phase::Up)
+        self.get(handle).filter(|link| link.is_up())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Handle, &Link)> {
@@ -336,12 +279,12 @@ impl Upstreams {
 
     /// Whether all connections are up, and nothing has to be repeated.
     pub(super) fn is_settled(&self) -> bool {
-        self.iter().all(|(_, link)| link.phase == Phase::Up) && self.unblocks.is_empty()
+        self.iter().all(|(_, link)| link.is_up()) && self.unblocks.is_empty()
     }
 
     /// Ends a pause of reading.
     pub(super) fn unpause(&mut self, handle: Handle) {
-        if self.get_mut(handle).is_some_and(|link| std::mem::take(&mut link.paused)) {
+        if self.get_mut(handle).is_some_and(|link| link.incoming.unpause()) {
             self.read_later(handle);
         }
     }
@@ -424,7 +367,7 @@ impl Upstreams {
     /// Returns a connected main connection to this process of the node.
     pub(super) fn main_to(&self, node: NodeId, run_id: Option<&str>) -> Option<Handle> {
         let mains = self.nodes.get(node.index())?.main;
-        mains.into_iter().flatten().find(|main| self.up(*main).is_some_and(|link| link.run_id.as_deref() == run_id))
+        mains.into_iter().flatten().find(|main| self.up(*main).is_some_and(|link| link.run_id() == run_id))
     }
 
     /// Returns the connected connection for subscriptions.
@@ -440,7 +383,7 @@ impl Upstreams {
     /// Whether commands to a node would be executed at once, as far as this worker knows.
     pub(super) fn is_up(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
-        mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.phase == Phase::Up || link.renewing))
+        mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.life.is_serving()))
     }
 
     /// Returns the nodes that may have keys, and all other connected nodes.
@@ -590,14 +533,6 @@ impl Upstreams {
                 }
             }
             Err(error) => self.break_link(turn, handle, &std::io::Error::from(error).to_string()),
-        }
-    }
-
-    /// Discards the reply at the head of the connection: its client was answered, or will be in another way.
-    pub(in crate::worker) fn skip_head(&mut self, handle: Handle) {
-        if let Some(link) = self.get_mut(handle) {
-            link.skip_body();
-            link.disown_head();
         }
     }
 }

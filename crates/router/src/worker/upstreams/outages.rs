@@ -68,7 +68,7 @@ impl Upstreams {
     /// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has
     /// not returned yet.
     pub(super) fn is_loading(&self, link: Handle) -> bool {
-        let link = self.get(link).filter(|link| link.lane == Lane::Main && link.is_loading);
+        let link = self.get(link).filter(|link| link.lane == Lane::Main && link.handshake.is_loading());
         link.is_some_and(|link| self.outages().has(link.node))
     }
 

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use switchyard_policy::topology::NodeId;
 
 use super::kind::{CheckoutOwner, Lane, Task};
-use super::link::{Body, Phase, Purpose};
+use super::link::Purpose;
 use super::{Event, Link, Upstreams};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
@@ -60,7 +60,7 @@ pub(super) struct Pool {
 impl Upstreams {
     /// Takes a free connection of this protocol out of the pool.
     pub(in crate::worker) fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let is_fit = |link: &Link| link.phase == Phase::Up && link.resp3 == resp3;
+        let is_fit = |link: &Link| link.is_up() && link.resp3 == resp3;
         let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
         let handle = self.pool_mut(node, lane)?.free.remove(at);
         self.get_mut(handle)?.set_holder(Handle::NONE);
@@ -225,7 +225,7 @@ impl Upstreams {
     /// Passes a connection that is up or free to the first client in line.
     pub(in crate::worker) fn release(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
-        let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
+        let (node, lane, is_up) = (link.node, link.lane, link.is_up() && link.is_idle());
         let Some(loan) = link
             .checkout_mut()
             .filter(|loan| is_up && loan.task != Task::Watching && loan.owner != CheckoutOwner::Free)
@@ -248,8 +248,8 @@ impl Upstreams {
             return self.wake(turn, node, lane);
         }
         let Some(link) = self.get_mut(handle) else { return };
-        link.paused = false;
-        link.idle_since_us = turn.now_us();
+        link.incoming.unpause();
+        link.life.note_use(turn.now_us());
         if let Some(loan) = link.checkout_mut() {
             loan.owner = CheckoutOwner::Free;
             loan.slow = false;
@@ -366,8 +366,8 @@ impl Upstreams {
     pub(in crate::worker) fn abandon(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
         let (node, lane) = (link.node, link.lane);
-        let midway = link.paused || !matches!(link.body, Body::Whole(_));
-        if link.task() == Task::Uploading {
+        let midway = link.incoming.is_paused() || !link.incoming.is_collecting();
+        if link.is_uploading() {
             // The node has half a command, which it never executes without the rest. Earlier commands are complete.
             self.drop_link(turn, handle);
             self.wake(turn, node, lane);

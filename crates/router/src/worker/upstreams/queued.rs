@@ -1,18 +1,79 @@
 //! Transactions on connections: watched keys, errors of queued commands, and nodes that refuse transactions.
 
 use super::kind::Task;
-use super::link::{Pending, Phase};
+use super::link::Pending;
 use super::{Event, Link, Origin, Upstreams};
 use crate::slab::Handle;
 use crate::worker::transactions::no_multi_text;
 use crate::worker::turn::Turn;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
+use switchyard_resp::translate::Shape;
+
+/// Transaction on a connection.
+#[derive(Debug, Default)]
+pub(super) struct Transaction {
+    /// On a downgraded connection: the shapes of the parts of the next EXEC's reply.
+    shapes: Vec<Shape>,
+    /// The node's error for a queued command of the current transaction.
+    refused: Option<Box<[u8]>>,
+    /// Reason why the node would refuse a transaction, if it would.
+    no_multi: Option<Box<str>>,
+}
+
+impl Transaction {
+    /// Starts another transaction.
+    pub(super) fn begin(&mut self) {
+        self.refused = None;
+    }
+
+    /// Records the node's error for a queued command.
+    fn refuse(&mut self, error: &[u8]) {
+        self.refused.get_or_insert(error.into());
+    }
+
+    /// Takes the node's error for a queued command of the current transaction.
+    pub(super) fn take_refusal(&mut self) -> Option<Box<[u8]>> {
+        self.refused.take()
+    }
+
+    /// Reason why the node would refuse a transaction, if it would.
+    pub(super) fn no_multi(&self) -> Option<&str> {
+        self.no_multi.as_deref()
+    }
+
+    /// Records that the node refuses transactions. The first reason is kept.
+    pub(super) fn note_no_multi(&mut self, error: String) {
+        self.no_multi.get_or_insert(error.into());
+    }
+
+    /// Expects transactions to be accepted: permissions may have changed since an earlier connection.
+    pub(super) fn hope(&mut self) {
+        self.no_multi = None;
+    }
+
+    /// Records the shape of the reply to a queued command, or (`None`) MULTI.
+    pub(super) fn add_shape(&mut self, shape: Option<Shape>) {
+        match shape {
+            Some(shape) => self.shapes.push(shape),
+            None => self.shapes.clear(),
+        }
+    }
+
+    /// Records the shapes of all its replies.
+    pub(super) fn set_shapes(&mut self, shapes: Vec<Shape>) {
+        self.shapes = shapes;
+    }
+
+    pub(super) fn take_shapes(&mut self) -> Vec<Shape> {
+        std::mem::take(&mut self.shapes)
+    }
+}
 
 impl Upstreams {
     /// Whether the node still watches on this connection for this client.
     pub(in crate::worker) fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let is_up = |l: &Link| l.phase == Phase::Up && l.node == node && !l.is_head_expired();
+        let is_up = |l: &Link| l.is_up() && l.node == node && !l.is_head_expired();
         let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
         self.get(link).is_some_and(watches)
     }
@@ -21,8 +82,8 @@ impl Upstreams {
     /// whole. If sent, their commands would be executed individually.
     pub(super) fn refuse_waiting_transactions(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
-        let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
-        let ended = link.take_transactions();
+        let (Some(why), node) = (link.no_multi().map(str::to_owned), link.node) else { return };
+        let ended = link.requests.take_transactions();
         if !ended.is_empty() {
             let origin = Origin { link: handle, node, lane: Some(link.lane), is_up: true };
             let text = no_multi_text(turn, node, &why);
@@ -34,13 +95,14 @@ impl Upstreams {
     pub(in crate::worker) fn on_queued(&mut self, link: Handle, pending: Pending, refused: bool, answer: &[u8]) {
         let Some(link) = self.get_mut(link) else { return };
         if pending.seq == 0 {
-            link.refused = None;
+            link.transaction.begin();
         }
         if refused {
             let text = reply::text(answer).unwrap_or_default();
-            link.refused.get_or_insert(text.into());
+            link.transaction.refuse(text);
             if pending.seq == 0 {
-                link.is_not_queued(text);
+                link.transaction.no_multi = Some(String::from_utf8_lossy(text).into());
+                link.requests.expect_exec_without_multi();
             }
         }
     }

@@ -11,7 +11,6 @@ use tracing::info;
 
 use super::Upstreams;
 use super::kind::Lane;
-use super::link::Phase;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;
@@ -31,10 +30,8 @@ impl Upstreams {
             let renews = |lane: Lane| {
                 lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills)
             };
-            if let Some(link) =
-                self.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node))
-            {
-                link.stale = true;
+            if let Some(link) = self.get_mut(handle).filter(|l| l.is_up() && renews(l.lane) && changed(l.node)) {
+                link.life.becomes_stale();
             }
         }
     }
@@ -54,29 +51,20 @@ impl Upstreams {
             self.drop_link(turn, handle);
             return;
         }
-        if !link.retiring && link.unsent() == 0 {
-            link.retiring = true;
-            // Later commands are sent on the new connection, which begins in the state of this one.
-            link.start_database = link.database;
-            link.no_touch = false;
+        if !link.life.is_retiring() && link.unsent() == 0 {
+            link.life.retire();
+            // Later commands are sent on the new connection.
+            link.requests.continue_on_another();
         }
-        if !link.retiring || !link.is_quiet() {
+        if !link.life.is_retiring() || !link.requests.is_quiet() {
             return;
         }
         let (node, lane, connection) = (link.node, link.lane, link.connection(turn.index()));
-        if let Some(fd) = link.fd.take() {
-            if let Some(tls) = &mut link.tls {
-                tls.notify_close(&fd);
-            }
-            turn.poll().remove(&fd);
-        }
-        link.tls = None;
-        link.input.clear();
-        link.next_body();
+        link.socket.close_with_notice(turn);
+        link.incoming.clear();
+        link.incoming.next_body();
         link.goes_down();
-        link.stale = false;
-        link.retiring = false;
-        link.renewing = true;
+        link.life.is_replaced();
         if lane != Lane::Replica {
             turn.shared().connections.remove(&connection);
         }

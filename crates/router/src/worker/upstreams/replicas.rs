@@ -36,7 +36,7 @@ impl Upstreams {
     pub(in crate::worker) fn follow_servers(&mut self, turn: &Turn) {
         for handle in self.handles() {
             let Some(link) = self.get_mut(handle) else { continue };
-            let (node, phase) = (link.node, link.phase);
+            let (node, phase) = (link.node, link.phase());
             if let Some(replica) = link.replica() {
                 let is_readable = turn.routing().servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
                 if !is_readable && phase != Phase::Up {
@@ -54,16 +54,14 @@ impl Upstreams {
                 // A main connection that breaks is reconnected at once, to the new address.
                 Phase::Up => self.break_link(turn, handle, &format!("its primary is now {primary}")),
                 Phase::Waiting { .. } => {
-                    link.failures = 0;
+                    link.life.set_failed(false);
                     self.connect(turn, handle);
                 }
                 _ => {
-                    if let Some(fd) = link.fd.take() {
-                        turn.poll().remove(&fd);
-                    }
-                    link.greeting.clear();
-                    link.input.clear();
-                    link.failures = 0;
+                    link.socket.close(turn);
+                    link.handshake.abort();
+                    link.incoming.clear();
+                    link.life.set_failed(false);
                     self.connect(turn, handle);
                 }
             }
@@ -117,7 +115,7 @@ impl Upstreams {
         );
         let mut link = Link::to_replica(address, link);
         // Clients that may read from the primary do so until the connection is up.
-        link.failures = u32::from(reads != Reads::Replica);
+        link.life.set_failed(reads != Reads::Replica);
         let handle = self.insert_replica(link, address);
         self.connect(turn, handle);
         handle
@@ -126,10 +124,8 @@ impl Upstreams {
     /// Handles a failed attempt to reach a replica. Reads go elsewhere until another attempt succeeds.
     pub(super) fn replica_failed(&mut self, turn: &Turn, handle: Handle, why: &str) {
         let Some(link) = self.get_mut(handle) else { return };
-        if let Some(fd) = link.fd.take() {
-            turn.poll().remove(&fd);
-        }
-        link.phase = Phase::Waiting { until_us: turn.now_us() + RETRY_US };
+        link.socket.close(turn);
+        link.life.wait_until(turn.now_us() + RETRY_US);
         let (node, replica) = (link.node, link.replica());
         let name = turn.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());

@@ -12,7 +12,7 @@ use switchyard_resp::{encode, reply};
 use tracing::warn;
 
 use super::Upstreams;
-use super::link::{Phase, Purpose};
+use super::link::Purpose;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;
 
@@ -40,12 +40,9 @@ impl Upstreams {
         let Some(link) = self.get_mut(handle) else { return };
         let node = link.node;
         link.downgraded = true;
-        link.greeting.clear();
-        if let Some(fd) = link.fd.take() {
-            turn.poll().remove(&fd);
-        }
-        link.tls = None;
-        link.phase = Phase::Waiting { until_us: turn.now_us() };
+        link.handshake.abort();
+        link.socket.close(turn);
+        link.life.wait_until(turn.now_us());
         if turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
             warn!(node = %turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
         }
@@ -61,16 +58,13 @@ impl Upstreams {
         if purpose == Purpose::Queued {
             // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
             // there.
-            let shape = (answer != b"+OK\r\n").then(|| shape_of(turn, link.head_request()));
+            let shape = (answer != b"+OK\r\n").then(|| shape_of(turn, link.requests.head_request()));
             let link = self.get_mut(handle)?;
-            match shape {
-                Some(shape) => link.queued.push(shape),
-                None => link.queued.clear(),
-            }
+            link.transaction.add_shape(shape);
             return None;
         }
         let parts = match self.get_mut(handle) {
-            Some(link) if purpose == Purpose::Exec => std::mem::take(&mut link.queued),
+            Some(link) if purpose == Purpose::Exec => link.transaction.take_shapes(),
             _ => Vec::new(),
         };
         if !matches!(answer.first(), Some(b'$' | b'*')) {
@@ -84,7 +78,7 @@ impl Upstreams {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.checkout().map_or_else(|| shape_of(turn, link.head_request()), |loan| loan.shape);
+        let shape = link.checkout().map_or_else(|| shape_of(turn, link.requests.head_request()), |loan| loan.shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -113,7 +107,7 @@ impl Upstreams {
             rest = behind;
         }
         if let Some(link) = self.get_mut(handle) {
-            link.queued = shapes;
+            link.transaction.set_shapes(shapes);
             link.checkout_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
         }
     }
