@@ -35,7 +35,7 @@ use super::reissued::{
 };
 use super::turn::Turn;
 use super::upstreams::connect::{push_own_exec, push_own_queued};
-use super::upstreams::kind::{Lane, Task, Waited};
+use super::upstreams::kind::{Checkout, Lane, Task, Waited};
 use super::upstreams::link::{Phase, Purpose};
 use super::upstreams::unblock::{Asker, Unblock};
 use super::upstreams::{Link, Upstreams};
@@ -185,7 +185,9 @@ pub(super) fn wait_at_node(
     cx.down.stall(&cx.turn, handle, Stall::Blocked);
     let grace_us = cx.turn.routing().live.command_timeout.as_micros() as u64;
     let until_us = waits_us.map_or(u64::MAX, |us| cx.turn.now_us().saturating_add(us).saturating_add(grace_us));
-    cx.up.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
+    if let Some(checkout) = cx.up.get_mut(link_handle).and_then(Link::checkout_mut) {
+        checkout.begin_task(Task::Waiting { waited, until_us });
+    }
     if gone {
         // The client has closed its side: it only gets data that is available at once.
         unblock(cx, link_handle, false, None);
@@ -199,7 +201,7 @@ pub(super) fn end_wait(cx: &mut Context, handle: Handle) {
     }
     let held = cx.down.get(handle).and_then(|c| c.held());
     if let Some(link) = held
-        && cx.up.get(link).is_some_and(|link| link.unblock().is_none())
+        && cx.up.get(link).is_some_and(|link| link.checkout().and_then(Checkout::unblock).is_none())
     {
         unblock(cx, link, true, None);
     }
@@ -220,7 +222,7 @@ pub(super) fn unblock_client(cx: &mut Context, id: u64, error: bool, asker: Aske
         None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
         Some((link, false)) => unblock(cx, link, error, Some(asker)),
         // A request is already in flight: its reply decides.
-        Some((link, true)) => match cx.up.get_mut(link).and_then(Link::begin_unblock) {
+        Some((link, true)) => match cx.up.get_mut(link).and_then(Link::checkout_mut).map(Checkout::begin_unblock) {
             Some(unblock) => unblock.add(asker, error),
             None => asker.answer(&cx.turn.shared().mailboxes, b":0\r\n"),
         },
@@ -229,7 +231,7 @@ pub(super) fn unblock_client(cx: &mut Context, id: u64, error: bool, asker: Aske
 
 /// Ends the wait of the command on this connection at the node.
 pub(super) fn unblock(cx: &mut Context, link_handle: Handle, error: bool, asker: Option<Asker>) {
-    let Some(unblock) = cx.up.get_mut(link_handle).and_then(Link::begin_unblock) else {
+    let Some(unblock) = cx.up.get_mut(link_handle).and_then(Link::checkout_mut).map(Checkout::begin_unblock) else {
         if let Some(asker) = asker {
             asker.answer(&cx.turn.shared().mailboxes, b":0\r\n");
         }
@@ -254,7 +256,7 @@ fn send_unblock(cx: &mut Context, link_handle: Handle) {
     };
     let Some(link) = cx.up.get_mut(link_handle) else { return };
     let holder = link.holder();
-    let Some(unblock) = link.unblock_mut() else { return };
+    let Some(unblock) = link.checkout_mut().and_then(Checkout::unblock_mut) else { return };
     let reason = unblock.sent();
     let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
     match streams_to_look_at(&cx.down, holder) {
@@ -283,14 +285,14 @@ pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
     };
     let Some(link) = cx.up.get_mut(link_handle) else { return };
     let (node, holder) = (link.node(), link.holder());
-    let Some(unblock) = link.unblock_mut() else { return };
+    let Some(unblock) = link.checkout_mut().and_then(Checkout::unblock_mut) else { return };
     let over = unblock.replied();
     let abandoned = cx.down.get(holder).is_none();
     if reply::is_error(answer) {
         for (asker, _) in unblock.take_askers() {
             asker.answer(&cx.turn.shared().mailboxes, answer);
         }
-        cx.up.end_unblock(&cx.turn, link_handle, 0);
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.end_unblock(&cx.turn.shared().mailboxes, 0));
         if over {
             cx.up.release(&cx.turn, link_handle);
         } else if abandoned {
@@ -303,7 +305,8 @@ pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
         if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()) {
             waiting.note_unblocked(wanted);
         }
-        cx.up.end_unblock(&cx.turn, link_handle, reply::integer(answer).unwrap_or(0));
+        let count = reply::integer(answer).unwrap_or(0);
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.end_unblock(&cx.turn.shared().mailboxes, count));
         cx.up.release(&cx.turn, link_handle);
     } else {
         // The command had not reached the node, or its reply is in transit.
@@ -314,7 +317,7 @@ pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
 /// Repeats CLIENT UNBLOCK for waits that had not started yet.
 pub(super) fn retry_unblocks(cx: &mut Context) {
     for link in std::mem::take(&mut cx.up.unblocks.again) {
-        if cx.up.get(link).and_then(Link::unblock).is_some_and(Unblock::is_to_be_sent) {
+        if cx.up.get(link).and_then(Link::checkout).and_then(Checkout::unblock).is_some_and(Unblock::is_to_be_sent) {
             send_unblock(cx, link);
         }
     }

@@ -157,9 +157,9 @@ impl Worker {
             Err(flow) => return flow,
         };
         let link = send_large(&mut self.cx, handle, acquired, Call::Found(command, args), header, class, None);
-        if let Some(link) = link.and_then(|link| self.cx.up.get_mut(link)) {
-            link.set_task(Task::Uploading);
-            link.note_slow(command.flags.has(Flags::SLOW));
+        if let Some(checkout) = link.and_then(|link| self.cx.up.get_mut(link)?.checkout_mut()) {
+            checkout.begin_task(Task::Uploading);
+            checkout.note_slow(command.flags.has(Flags::SLOW));
         }
         if let Some(client) = self.cx.down.get_mut(handle) {
             client.note_written(node, Since::now(self.cx.turn.shared(), self.cx.turn.routing()));
@@ -224,7 +224,7 @@ impl Worker {
         }
         let too_large = bytes > self.cx.turn.routing().live.client_output_limit;
         let whole = link.is_downgraded() && part[0] == b'*';
-        if link.is_head_expired() {
+        if link.requests().is_head_expired() {
             link.skip_body();
             return true;
         }
@@ -332,8 +332,8 @@ pub(super) fn forward_large(cx: &mut Context, call: &Invocation<'_>, node: NodeI
         Err(flow) => return flow,
     };
     let link = send_large(cx, handle, acquired, Call::Found(command, args), raw, command.class() as u8, None);
-    if let Some(link) = link.and_then(|link| cx.up.get_mut(link)) {
-        link.note_slow(command.flags.has(Flags::SLOW));
+    if let Some(checkout) = link.and_then(|link| cx.up.get_mut(link)?.checkout_mut()) {
+        checkout.note_slow(command.flags.has(Flags::SLOW));
     }
     Flow::Next
 }

@@ -35,7 +35,7 @@ use super::keyed::{Call, CommandHooks, KeyedCommand};
 use super::transit::place_again;
 use super::turn::Turn;
 use super::upstreams::Link;
-use super::upstreams::kind::Lane;
+use super::upstreams::kind::{Checkout, Lane};
 use super::upstreams::link::Purpose;
 use super::wait::Since;
 use crate::shared::Message;
@@ -453,7 +453,8 @@ impl ReissuedCommands {
         else {
             return false;
         };
-        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired())
+        let Some(pending) =
+            link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.requests().is_head_expired())
         else {
             return false;
         };
@@ -466,7 +467,11 @@ impl ReissuedCommands {
         client.take_held();
         let mut askers = Vec::new();
         if let Some(link) = cx.up.get_mut(link_handle) {
-            askers = link.unblock_mut().map(|unblock| unblock.take_askers()).unwrap_or_default();
+            askers = link
+                .checkout_mut()
+                .and_then(Checkout::unblock_mut)
+                .map(|unblock| unblock.take_askers())
+                .unwrap_or_default();
             if let Some(ended) = link.taken_out() {
                 cx.hooks.over(&cx.turn, ended, answer);
             }

@@ -147,7 +147,7 @@ impl Worker {
         }
         let is_error = reply::is_error(answer);
         if is_error && let Some(link) = self.cx.up.get(handle) {
-            link.note_error(answer);
+            link.counters().note_error(answer);
         }
         let instead = if is_error { self.cx.up.rewrite_redirect(&self.cx.turn, handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);

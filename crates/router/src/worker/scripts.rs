@@ -444,7 +444,7 @@ pub(super) fn script(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> F
 pub(super) fn heal_script(cx: &mut Context, link_handle: Handle) -> bool {
     let Some(link) = cx.up.get(link_handle) else { return false };
     let Some(pending) = link.head().copied() else { return false };
-    if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
+    if link.requests().is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
         return false;
     }
     let request = link.requests().head_request().to_vec();

@@ -20,7 +20,7 @@ use super::local::parse;
 use super::log_throttle::LogThrottle;
 use super::turn::Turn;
 use super::upstreams::Link;
-use super::upstreams::kind::Lane;
+use super::upstreams::kind::{Checkout, Lane};
 use super::upstreams::link::{Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
@@ -104,7 +104,7 @@ impl CommandHooks {
         let mut took = (turn.now_us() as u32).wrapping_sub(pending.sent_us);
         if link.lane() == Lane::Blocking {
             let grace_us = turn.routing().live.command_timeout.as_micros() as u64;
-            let asked_until_us = link.waits_until_us().saturating_sub(grace_us);
+            let asked_until_us = link.checkout().map_or(0, Checkout::waits_until_us).saturating_sub(grace_us);
             took = took.min(u32::try_from(turn.now_us().saturating_sub(asked_until_us)).unwrap_or(u32::MAX));
         }
         if !self.slow.is_slow(took.saturating_add(held_us(down, pending))) {
@@ -115,7 +115,7 @@ impl CommandHooks {
         }
         let args = match pending.purpose {
             Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
-            _ => shorten_truncated(link.command_start()),
+            _ => shorten_truncated(link.checkout().map_or(&[], Checkout::command_start)),
         };
         self.enter(turn, down, gathers, link, pending, (took, args));
     }

@@ -35,9 +35,9 @@ use super::multi_local::LocalInMulti;
 use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
 use super::queueing::{Multi, Published};
 use super::turn::Turn;
-use super::upstreams::Upstreams;
-use super::upstreams::kind::{Lane, Task};
+use super::upstreams::kind::{Checkout, Lane, Task};
 use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::upstreams::{Link, Upstreams};
 use super::wait::{Since, Wait};
 use crate::shared::{RoutingSnapshot, lock};
 use crate::single_node_usage::Limit;
@@ -196,9 +196,7 @@ impl Worker {
                 client.hold(link);
                 client.state_or_default::<Session>().watch = None;
             }
-            if let Some(link) = self.cx.up.get_mut(link) {
-                link.set_task(Task::Nothing);
-            }
+            self.cx.up.get_mut(link).and_then(Link::checkout_mut).into_iter().for_each(Checkout::end_task);
             return send_transaction(&mut self.cx, handle, link, class);
         }
         if multi.commands.is_empty() {
@@ -543,7 +541,7 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
     };
     push_exclusive(cx, handle, link, Call::Found(command, args), raw, class, None);
     if let Some(link) = cx.up.get_mut(link) {
-        link.set_task(Task::Watching);
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.begin_task(Task::Watching));
         if let Some(pending) = link.last_mut() {
             pending.purpose = Purpose::Watch;
         }
@@ -576,8 +574,8 @@ fn exec_alone(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane, class:
             if let Some(client) = cx.down.get_mut(handle) {
                 client.hold(link);
             }
-            if let Some(link) = cx.up.get_mut(link) {
-                link.set_holder(handle);
+            if let Some(checkout) = cx.up.get_mut(link).and_then(Link::checkout_mut) {
+                checkout.lend(handle);
             }
             send_transaction(cx, handle, link, class)
         }
@@ -634,8 +632,10 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     if multi.writes {
         client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
     }
-    link.set_task(Task::Nothing);
-    link.note_slow(multi.slow);
+    if let Some(checkout) = link.checkout_mut() {
+        checkout.end_task();
+        checkout.note_slow(multi.slow);
+    }
     let queued = Pending {
         who: Handle::NONE,
         seq: 0,

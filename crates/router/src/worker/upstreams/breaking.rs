@@ -8,7 +8,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 use tracing::{info, warn};
 
-use super::kind::Lane;
+use super::kind::{Checkout, Lane};
 use super::link::{Pending, Phase, Purpose};
 use super::{Event, Origin, Upstreams};
 use crate::busy::Busy;
@@ -139,7 +139,7 @@ impl Upstreams {
         if link.lane.is_exclusive() {
             self.exclusive_gone(turn, handle, &link);
         }
-        if let Some(unblock) = link.checkout().and_then(|loan| loan.unblock.as_ref()) {
+        if let Some(unblock) = link.checkout().and_then(Checkout::unblock) {
             unblock.answer(&turn.shared().mailboxes, 0);
         }
         self.ensure_killer(turn, link.node);
@@ -223,7 +223,10 @@ impl Upstreams {
         };
         // A node that is sending a reply is alive, however long the reply takes.
         let is_answering = link.incoming.is_arriving(turn.now_us(), timeout_us);
-        let busy = is_busy || link.incoming.is_paused() || is_answering || turn.now_us() < link.waits_until_us();
+        let busy = is_busy
+            || link.incoming.is_paused()
+            || is_answering
+            || turn.now_us() < link.checkout().map_or(0, Checkout::waits_until_us);
         let uploading = link.is_uploading();
         let late = if busy { Vec::new() } else { link.requests.expire(turn.now_us(), timeout_us, uploading) };
         let silent = !busy
@@ -298,7 +301,7 @@ impl Upstreams {
 pub(in crate::worker) fn publish_slow(turn: &Turn, up: &Upstreams) {
     let mut since_us = vec![0; turn.routing().topology.node_id_bound()];
     for (_, link) in up.iter().filter(|(_, link)| link.is_slow()) {
-        let Some(head) = link.head().filter(|_| !link.is_head_expired()) else { continue };
+        let Some(head) = link.head().filter(|_| !link.requests.is_head_expired()) else { continue };
         let sent_us = turn.now_us().saturating_sub(u64::from((turn.now_us() as u32).wrapping_sub(head.sent_us))).max(1);
         if let Some(oldest) = since_us.get_mut(link.node.index())
             && (*oldest == 0 || sent_us < *oldest)

@@ -143,7 +143,7 @@ impl Upstreams {
             self.attempt_failed(turn, handle, "no address is configured for it");
             return;
         };
-        let Some(address) = turn.routing().address_of(link.node, link.replica()) else {
+        let Some(address) = turn.routing().address_of(link.node, link.replica) else {
             let why = access.unresolved.clone().unwrap_or_else(|| "no Sentinel has named its primary yet".to_owned());
             self.attempt_failed(turn, handle, &why);
             return;

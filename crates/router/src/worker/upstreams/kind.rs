@@ -1,14 +1,12 @@
-//! Kind of a connection to a node: its lane; shared, for subscriptions, to a replica, or exclusive, with its holder and
-//! the node's activity for it.
-
-use std::net::SocketAddr;
+//! Kind of a connection to a node: its lane, and for an exclusive connection its holder and the node's activity for it.
 
 use switchyard_policy::topology::Slot;
 use switchyard_resp::translate::Shape;
 
+use super::Link;
 use super::unblock::Unblock;
-use super::{Checkout, Link};
 use crate::connections::Connection;
+use crate::shared::Mailboxes;
 use crate::slab::Handle;
 
 /// Lanes: the kinds of connections of a worker to a node.
@@ -54,22 +52,9 @@ impl Lane {
     }
 }
 
-/// Kind of a connection.
-#[derive(Debug)]
-pub(super) enum Kind {
-    /// Pipelined, for all clients.
-    Shared,
-    /// Only subscriptions.
-    Subscriptions,
-    /// Reads from this replica.
-    Replica(SocketAddr),
-    /// Exclusive, for one client at a time.
-    Exclusive(Checkout),
-}
-
 /// Holder of an exclusive connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::worker) enum CheckoutOwner {
+enum CheckoutOwner {
     /// Never connected yet. `is_ahead`: opened in advance, without a client.
     Coming { is_ahead: bool },
     /// In its pool's list of free connections.
@@ -114,20 +99,131 @@ pub(in crate::worker) enum Task {
     Uploading,
 }
 
-impl Kind {
-    /// Returns the kind of a lane. Connections to replicas are created by [`Link::to_replica`].
-    pub(super) fn of(lane: Lane) -> Self {
-        match lane {
-            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica | Lane::Fills => Kind::Shared,
-            Lane::Pubsub => Kind::Subscriptions,
-            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Checkout {
-                owner: CheckoutOwner::Held(Handle::NONE),
-                task: Task::Nothing,
-                unblock: None,
-                slow: false,
-                shape: Shape::Plain,
-                began_with: Vec::new(),
-            }),
+/// State of an exclusive connection.
+#[derive(Debug)]
+pub(in crate::worker) struct Checkout {
+    owner: CheckoutOwner,
+    task: Task,
+    /// The current command must be ended by CLIENT UNBLOCK.
+    unblock: Option<Box<Unblock>>,
+    /// The current command may take as long as commands on the slow lane.
+    slow: bool,
+    /// Form of the reply in RESP3.
+    shape: Shape,
+    /// Start of the current command, for the slow log. The whole command is not stored.
+    began_with: Vec<u8>,
+}
+
+impl Checkout {
+    pub(super) fn new() -> Self {
+        Self {
+            owner: CheckoutOwner::Held(Handle::NONE),
+            task: Task::Nothing,
+            unblock: None,
+            slow: false,
+            shape: Shape::Plain,
+            began_with: Vec::new(),
+        }
+    }
+
+    // ---- holder ----
+
+    /// Records that the connection has never been up. `is_ahead`: opened in advance, without a client.
+    pub(super) fn set_coming(&mut self, is_ahead: bool) {
+        self.owner = CheckoutOwner::Coming { is_ahead };
+    }
+
+    pub(super) fn is_coming(&self) -> bool {
+        matches!(self.owner, CheckoutOwner::Coming { .. })
+    }
+
+    pub(super) fn is_coming_ahead(&self) -> bool {
+        self.owner == CheckoutOwner::Coming { is_ahead: true }
+    }
+
+    /// Passes the connection to a client. `NONE`: it is about to be taken, or the node must reply first.
+    pub(in crate::worker) fn lend(&mut self, holder: Handle) {
+        self.owner = CheckoutOwner::Held(holder);
+    }
+
+    /// Whether it may be added to the free connections of its pool.
+    pub(super) fn is_releasable(&self) -> bool {
+        self.task != Task::Watching && self.owner != CheckoutOwner::Free
+    }
+
+    /// Returns the connection to its pool.
+    pub(super) fn release(&mut self) {
+        self.owner = CheckoutOwner::Free;
+        self.slow = false;
+    }
+
+    // ---- command ----
+
+    fn begin_command(&mut self, holder: Handle, shape: Shape, start: &[u8]) {
+        self.owner = CheckoutOwner::Held(holder);
+        self.task = Task::Nothing;
+        self.shape = shape;
+        self.began_with.clear();
+        self.began_with.extend_from_slice(start);
+    }
+
+    /// Start of the current command.
+    pub(in crate::worker) fn command_start(&self) -> &[u8] {
+        &self.began_with
+    }
+
+    /// Form of the reply in RESP3.
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// For a transaction: the shapes of its replies are stored instead.
+    pub(super) fn is_transaction(&mut self) {
+        self.shape = Shape::Plain;
+    }
+
+    /// Records whether the current command may take as long as commands on the slow lane.
+    pub(in crate::worker) fn note_slow(&mut self, is_slow: bool) {
+        self.slow |= is_slow;
+    }
+
+    /// Starts an activity of the node for the holder.
+    pub(in crate::worker) fn begin_task(&mut self, task: Task) {
+        self.task = task;
+    }
+
+    pub(in crate::worker) fn end_task(&mut self) {
+        self.task = Task::Nothing;
+    }
+
+    /// Time until which the current command may block at the node, us.
+    pub(in crate::worker) fn waits_until_us(&self) -> u64 {
+        match self.task {
+            Task::Waiting { until_us, .. } => until_us,
+            Task::Nothing | Task::Watching | Task::Uploading => 0,
+        }
+    }
+
+    // ---- CLIENT UNBLOCK ----
+
+    /// Returns the CLIENT UNBLOCK for the current command, if any.
+    pub(in crate::worker) fn unblock(&self) -> Option<&Unblock> {
+        self.unblock.as_deref()
+    }
+
+    pub(in crate::worker) fn unblock_mut(&mut self) -> Option<&mut Unblock> {
+        self.unblock.as_deref_mut()
+    }
+
+    /// Returns the CLIENT UNBLOCK for the current command. Creates it if necessary.
+    pub(in crate::worker) fn begin_unblock(&mut self) -> &mut Unblock {
+        self.unblock.get_or_insert_default()
+    }
+
+    /// Replies to the clients that have requested a CLIENT UNBLOCK, and removes it.
+    pub(in crate::worker) fn end_unblock(&mut self, mailboxes: &Mailboxes, count: i64) {
+        if let Some(unblock) = self.unblock.take() {
+            unblock.answer(mailboxes, count);
         }
     }
 }
@@ -138,27 +234,15 @@ impl Link {
         Connection { worker, node: self.node, client_id: self.client_id(), run_id: self.handshake.run_id().cloned() }
     }
 
-    /// Returns a connection to a replica.
-    pub(super) fn to_replica(address: SocketAddr, mut link: Self) -> Self {
-        link.kind = Kind::Replica(address);
-        link
-    }
-
     /// Returns the state of an exclusive connection.
     #[inline]
-    pub(super) fn checkout(&self) -> Option<&Checkout> {
-        match &self.kind {
-            Kind::Exclusive(loan) => Some(loan),
-            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
-        }
+    pub(in crate::worker) fn checkout(&self) -> Option<&Checkout> {
+        self.checkout.as_ref()
     }
 
     #[inline]
-    pub(super) fn checkout_mut(&mut self) -> Option<&mut Checkout> {
-        match &mut self.kind {
-            Kind::Exclusive(loan) => Some(loan),
-            Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
-        }
+    pub(in crate::worker) fn checkout_mut(&mut self) -> Option<&mut Checkout> {
+        self.checkout.as_mut()
     }
 
     /// Returns the holding client. `NONE` without one.
@@ -174,36 +258,7 @@ impl Link {
     /// slow log.
     pub(in crate::worker) fn begin_command(&mut self, holder: Handle, shape: Shape, start: &[u8]) {
         self.transaction.begin();
-        let Some(checkout) = self.checkout_mut() else { return };
-        checkout.owner = CheckoutOwner::Held(holder);
-        checkout.task = Task::Nothing;
-        checkout.shape = shape;
-        checkout.began_with.clear();
-        checkout.began_with.extend_from_slice(start);
-    }
-
-    /// Start of the current command on an exclusive connection.
-    pub(in crate::worker) fn command_start(&self) -> &[u8] {
-        self.checkout().map_or(&[], |checkout| &checkout.began_with)
-    }
-
-    /// Records whether the current command may take as long as commands on the slow lane.
-    pub(in crate::worker) fn note_slow(&mut self, is_slow: bool) {
-        self.checkout_mut().into_iter().for_each(|checkout| checkout.slow |= is_slow);
-    }
-
-    /// Returns the CLIENT UNBLOCK for the current command, if any.
-    pub(in crate::worker) fn unblock(&self) -> Option<&Unblock> {
-        self.checkout()?.unblock.as_deref()
-    }
-
-    pub(in crate::worker) fn unblock_mut(&mut self) -> Option<&mut Unblock> {
-        self.checkout_mut()?.unblock.as_deref_mut()
-    }
-
-    /// Returns the CLIENT UNBLOCK for the current command of an exclusive connection. Creates it if necessary.
-    pub(in crate::worker) fn begin_unblock(&mut self) -> Option<&mut Unblock> {
-        Some(self.checkout_mut()?.unblock.get_or_insert_default())
+        self.checkout_mut().into_iter().for_each(|checkout| checkout.begin_command(holder, shape, start));
     }
 
     /// Whether this client holds it without a command or another activity of the node.
@@ -223,34 +278,10 @@ impl Link {
         self.task() == Task::Uploading
     }
 
-    pub(in crate::worker) fn set_task(&mut self, task: Task) {
-        self.checkout_mut().into_iter().for_each(|loan| loan.task = task);
-    }
-
-    pub(in crate::worker) fn set_holder(&mut self, holder: Handle) {
-        self.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Held(holder));
-    }
-
-    /// Time until which the current command may block at the node, us.
-    pub(in crate::worker) fn waits_until_us(&self) -> u64 {
-        match self.task() {
-            Task::Waiting { until_us, .. } => until_us,
-            Task::Nothing | Task::Watching | Task::Uploading => 0,
-        }
-    }
-
     /// Whether its current commands may take as long as slow commands.
     pub(super) fn is_slow(&self) -> bool {
         self.lane == Lane::Slow
             || self.checkout().is_some_and(|loan| loan.slow)
             || self.head().is_some_and(|head| head.is_long)
-    }
-
-    /// Address of the replica.
-    pub(in crate::worker) fn replica(&self) -> Option<SocketAddr> {
-        match self.kind {
-            Kind::Replica(address) => Some(address),
-            Kind::Shared | Kind::Subscriptions | Kind::Exclusive(_) => None,
-        }
     }
 }

@@ -5,6 +5,7 @@
 //! it has received. So a link that breaks with commands in flight leaves a [`Zombie`](crate::worker::upstreams::zombies::Zombie), which is
 //! removed only by an answered `CLIENT KILL ID` on a newer connection, or by another `run_id`.
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use switchyard_resp::command::CommandClass;
 use super::Link;
 use super::handshake::HandshakeState;
 use super::incoming::Incoming;
-use super::kind::{Kind, Lane, Task};
+use super::kind::{Checkout, Lane};
 use super::lifecycle::Lifecycle;
 use super::queued::Transaction;
 use super::requests::Requests;
@@ -198,7 +199,8 @@ impl Link {
         Self {
             node,
             lane,
-            kind: Kind::of(lane),
+            checkout: lane.is_exclusive().then(Checkout::new),
+            replica: None,
             address: None,
             resp3,
             downgraded: false,
@@ -230,6 +232,11 @@ impl Link {
     #[inline]
     pub(in crate::worker) fn is_downgraded(&self) -> bool {
         self.downgraded
+    }
+
+    /// Address of the replica.
+    pub(in crate::worker) fn replica(&self) -> Option<SocketAddr> {
+        self.replica
     }
 
     #[inline]
@@ -280,13 +287,8 @@ impl Link {
         self.transaction.take_refusal()
     }
 
-    pub(super) fn counters(&self) -> &NodeCounters {
+    pub(in crate::worker) fn counters(&self) -> &NodeCounters {
         self.requests.counters()
-    }
-
-    /// Counts an error of the node.
-    pub(in crate::worker) fn note_error(&self, error: &[u8]) {
-        self.counters().note_error(error);
     }
 
     /// After the handshake.
@@ -346,7 +348,7 @@ impl Link {
         debug_assert!(self.is_uploading(), "a whole request is pushed");
         self.requests.extend(bytes, is_end, now_us);
         if is_end {
-            self.set_task(Task::Nothing);
+            self.checkout_mut().into_iter().for_each(Checkout::end_task);
         }
     }
 
@@ -470,12 +472,6 @@ impl Link {
         self.requests.is_idle()
     }
 
-    /// Whether a timeout was reported for the oldest command.
-    #[inline]
-    pub(in crate::worker) fn is_head_expired(&self) -> bool {
-        self.requests.is_head_expired()
-    }
-
     /// The last pushed command.
     pub(in crate::worker) fn last_mut(&mut self) -> Option<&mut Pending> {
         self.requests.last_mut()
@@ -534,7 +530,7 @@ impl Link {
     /// them.
     pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {
         if self.is_uploading() {
-            self.set_task(Task::Nothing);
+            self.checkout_mut().into_iter().for_each(Checkout::end_task);
         }
         self.requests.lose(in_flight)
     }

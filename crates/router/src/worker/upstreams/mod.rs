@@ -25,7 +25,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::translate::Shape;
 
 use super::blocking::Unblocks;
 use super::hot_copies::About;
@@ -34,7 +33,7 @@ use super::log_throttle::LogThrottle;
 use super::turn::Turn;
 use super::upstreams::handshake::HandshakeState;
 use super::upstreams::incoming::Incoming;
-use super::upstreams::kind::{CheckoutOwner, Kind, Lane, Task};
+use super::upstreams::kind::{Checkout, Lane};
 use super::upstreams::lifecycle::Lifecycle;
 use super::upstreams::link::{Pending, Purpose};
 use super::upstreams::outages::Outages;
@@ -42,7 +41,6 @@ use super::upstreams::pool::Pool;
 use super::upstreams::queued::Transaction;
 use super::upstreams::requests::Requests;
 use super::upstreams::socket::Socket;
-use super::upstreams::unblock::Unblock;
 use super::upstreams::zombies::Zombies;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
@@ -132,7 +130,10 @@ pub(super) enum Event {
 pub(super) struct Link {
     node: NodeId,
     lane: Lane,
-    kind: Kind,
+    /// Of an exclusive connection.
+    checkout: Option<Checkout>,
+    /// Address of the replica, if it leads to one.
+    replica: Option<SocketAddr>,
     /// Current address, or the last one tried.
     address: Option<SocketAddr>,
     resp3: bool,
@@ -148,21 +149,6 @@ pub(super) struct Link {
     dirty: bool,
     /// Clients that wait until fewer bytes are unsent.
     waiters: Vec<Handle>,
-}
-
-/// State of an exclusive connection.
-#[derive(Debug)]
-struct Checkout {
-    owner: CheckoutOwner,
-    task: Task,
-    /// The current command must be ended by CLIENT UNBLOCK.
-    unblock: Option<Box<Unblock>>,
-    /// The current command may take as long as commands on the slow lane.
-    slow: bool,
-    /// Form of the reply in RESP3.
-    shape: Shape,
-    /// Start of the current command, for the slow log. The whole command is not stored.
-    began_with: Vec<u8>,
 }
 
 /// Connections to one node, by role.

@@ -13,8 +13,9 @@ use std::collections::VecDeque;
 
 use switchyard_policy::topology::NodeId;
 
-use super::kind::{CheckoutOwner, Lane, Task};
+use super::kind::{Checkout, Lane, Task};
 use super::link::Purpose;
+use super::unblock::Unblock;
 use super::{Event, Link, Upstreams};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
@@ -63,7 +64,7 @@ impl Upstreams {
         let is_fit = |link: &Link| link.is_up() && link.resp3 == resp3;
         let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
         let handle = self.pool_mut(node, lane)?.free.remove(at);
-        self.get_mut(handle)?.set_holder(Handle::NONE);
+        self.get_mut(handle)?.checkout_mut()?.lend(Handle::NONE);
         Some(handle)
     }
 }
@@ -164,7 +165,7 @@ impl Upstreams {
         pool.coming[usize::from(resp3)] += 1;
         let mut link =
             Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
-        link.checkout_mut().into_iter().for_each(|loan| loan.owner = CheckoutOwner::Coming { is_ahead });
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.set_coming(is_ahead));
         let link = self.insert(link);
         self.connect(turn, link);
         true
@@ -202,8 +203,8 @@ impl Upstreams {
     pub(super) fn exclusive_up(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let is_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
-        link.set_holder(Handle::NONE);
+        let is_coming = link.checkout().is_some_and(Checkout::is_coming);
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.lend(Handle::NONE));
         if is_coming && let Some(pool) = self.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
             *coming = coming.saturating_sub(1);
@@ -226,19 +227,12 @@ impl Upstreams {
     pub(in crate::worker) fn release(&mut self, turn: &Turn, handle: Handle) {
         let Some(link) = self.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.is_up() && link.is_idle());
-        let Some(loan) = link
-            .checkout_mut()
-            .filter(|loan| is_up && loan.task != Task::Watching && loan.owner != CheckoutOwner::Free)
-        else {
+        let Some(checkout) = link.checkout_mut().filter(|checkout| is_up && checkout.is_releasable()) else { return };
+        // A pending CLIENT UNBLOCK could end the wait of the next client.
+        if checkout.unblock_mut().is_some_and(Unblock::end) {
             return;
-        };
-        if let Some(unblock) = &mut loan.unblock {
-            // A pending CLIENT UNBLOCK could end the wait of the next client.
-            if unblock.end() {
-                return;
-            }
-            self.end_unblock(turn, handle, 0);
         }
+        checkout.end_unblock(&turn.shared().mailboxes, 0);
         if self.is_above_share(turn, handle) {
             // No command is on it, and the other workers are notified of the room.
             if let Some(pool) = self.pool_mut(node, lane) {
@@ -250,10 +244,7 @@ impl Upstreams {
         let Some(link) = self.get_mut(handle) else { return };
         link.incoming.unpause();
         link.life.note_use(turn.now_us());
-        if let Some(loan) = link.checkout_mut() {
-            loan.owner = CheckoutOwner::Free;
-            loan.slow = false;
-        }
+        link.checkout_mut().into_iter().for_each(Checkout::release);
         if let Some(pool) = self.pool_mut(node, lane) {
             pool.free.push(handle);
         }
@@ -292,7 +283,7 @@ impl Upstreams {
         while let Some(front) = self.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
             let Waiter { client, resp3, .. } = front;
             if let Some(link) = self.take_free(node, lane, resp3) {
-                self.get_mut(link).into_iter().for_each(|link| link.set_holder(client));
+                self.get_mut(link).and_then(Link::checkout_mut).into_iter().for_each(|checkout| checkout.lend(client));
                 self.emit(Event::Granted { client, link });
             } else if turn.node_fails(node) {
                 self.emit(Event::Refused { client, text: None });
@@ -309,7 +300,7 @@ impl Upstreams {
     /// error. The others keep waiting for returned connections, unless the node is unreachable.
     pub(super) fn exclusive_failed(&mut self, turn: &Turn, handle: Handle, why: &str) {
         let Some(link) = self.get(handle) else { return };
-        let is_ahead = link.checkout().is_some_and(|loan| loan.owner == CheckoutOwner::Coming { is_ahead: true });
+        let is_ahead = link.checkout().is_some_and(Checkout::is_coming_ahead);
         let (node, lane) = (link.node, link.lane);
         self.drop_link(turn, handle);
         let rests_until_us = turn.now_us() + AHEAD_REST_US;
@@ -335,7 +326,7 @@ impl Upstreams {
         if let Some(pool) = self.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            let was_coming = link.checkout().is_some_and(|loan| matches!(loan.owner, CheckoutOwner::Coming { .. }));
+            let was_coming = link.checkout().is_some_and(Checkout::is_coming);
             *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
@@ -374,8 +365,10 @@ impl Upstreams {
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
             self.break_link(turn, handle, "the client disconnected in the middle of a large value");
         } else if link.task() == Task::Watching {
-            link.set_task(Task::Nothing);
-            link.set_holder(Handle::NONE);
+            if let Some(checkout) = link.checkout_mut() {
+                checkout.end_task();
+                checkout.lend(Handle::NONE);
+            }
             self.push_own(turn, handle, &[b"UNWATCH"], Purpose::Discarded, 0);
         } else if link.is_idle() {
             self.release(turn, handle);

@@ -73,7 +73,7 @@ impl Transaction {
 impl Upstreams {
     /// Whether the node still watches on this connection for this client.
     pub(in crate::worker) fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
-        let is_up = |l: &Link| l.is_up() && l.node == node && !l.is_head_expired();
+        let is_up = |l: &Link| l.is_up() && l.node == node && !l.requests.is_head_expired();
         let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
         self.get(link).is_some_and(watches)
     }

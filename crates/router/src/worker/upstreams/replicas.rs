@@ -37,7 +37,7 @@ impl Upstreams {
         for handle in self.handles() {
             let Some(link) = self.get_mut(handle) else { continue };
             let (node, phase) = (link.node, link.phase());
-            if let Some(replica) = link.replica() {
+            if let Some(replica) = link.replica {
                 let is_readable = turn.routing().servers.get(&node).is_some_and(|s| s.readable.contains(&replica));
                 if !is_readable && phase != Phase::Up {
                     self.replica_failed(turn, handle, "it is no longer read");
@@ -105,7 +105,7 @@ impl Upstreams {
         if let Some(handle) = self.replica(node, address, resp3) {
             return handle;
         }
-        let link = Link::new(
+        let mut link = Link::new(
             node,
             Lane::Replica,
             resp3,
@@ -113,7 +113,7 @@ impl Upstreams {
             turn.counters().replicas(node),
             turn.now_us(),
         );
-        let mut link = Link::to_replica(address, link);
+        link.replica = Some(address);
         // Clients that may read from the primary do so until the connection is up.
         link.life.set_failed(reads != Reads::Replica);
         let handle = self.insert_replica(link, address);
@@ -126,7 +126,7 @@ impl Upstreams {
         let Some(link) = self.get_mut(handle) else { return };
         link.socket.close(turn);
         link.life.wait_until(turn.now_us() + RETRY_US);
-        let (node, replica) = (link.node, link.replica());
+        let (node, replica) = (link.node, link.replica);
         let name = turn.node_name(node);
         let replica = replica.map_or_else(String::new, |r| r.to_string());
         debug!(node = %name, replica, reason = why, "replica cannot be reached");

@@ -12,6 +12,7 @@ use switchyard_resp::{encode, reply};
 use tracing::warn;
 
 use super::Upstreams;
+use super::kind::Checkout;
 use super::link::Purpose;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;
@@ -78,7 +79,7 @@ impl Upstreams {
             elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
             return Some(out);
         }
-        let shape = link.checkout().map_or_else(|| shape_of(turn, link.requests.head_request()), |loan| loan.shape);
+        let shape = link.checkout().map_or_else(|| shape_of(turn, link.requests.head_request()), Checkout::shape);
         if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
             return None;
         }
@@ -108,7 +109,7 @@ impl Upstreams {
         }
         if let Some(link) = self.get_mut(handle) {
             link.transaction.set_shapes(shapes);
-            link.checkout_mut().into_iter().for_each(|loan| loan.shape = Shape::Plain);
+            link.checkout_mut().into_iter().for_each(Checkout::is_transaction);
         }
     }
 }

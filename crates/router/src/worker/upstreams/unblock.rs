@@ -1,10 +1,8 @@
 //! End of the wait of a blocking command by CLIENT UNBLOCK: its state on the connection, and the clients that requested
 //! it.
 
-use super::Upstreams;
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
-use crate::worker::turn::Turn;
 use switchyard_resp::encode;
 
 /// State of a CLIENT UNBLOCK for the command on a connection.
@@ -88,14 +86,5 @@ impl Unblock {
     /// Takes the clients that have requested it so far. Empty if only the router has.
     pub(in crate::worker) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
-    }
-}
-
-impl Upstreams {
-    /// Replies to the requesting clients.
-    pub(in crate::worker) fn end_unblock(&mut self, turn: &Turn, link_handle: Handle, count: i64) {
-        if let Some(unblock) = self.get_mut(link_handle).and_then(|l| l.checkout_mut()?.unblock.take()) {
-            unblock.answer(&turn.shared().mailboxes, count);
-        }
     }
 }
