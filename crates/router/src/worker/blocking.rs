@@ -83,15 +83,19 @@ impl Upstreams {
             return;
         }
         self.unblocks.next_probe_us = turn.now_us() + PROBE_US;
-        let mut nodes: Vec<NodeId> =
-            self.iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
+        let mut nodes: Vec<NodeId> = self
+            .links()
+            .iter()
+            .filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle())
+            .map(|(_, l)| l.node())
+            .collect();
         nodes.sort_unstable();
         nodes.dedup();
         let live = &turn.routing().live;
         let command_timeout = live.command_timeout;
         let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
-            let Some(main) = self.main(node) else { continue };
+            let Some(main) = self.links().main(node) else { continue };
             let Some(link) = self.get(main) else { continue };
             let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
             if link.phase() != Phase::Up
@@ -246,7 +250,7 @@ fn send_unblock(cx: &mut Context, link_handle: Handle) {
     let Some(link) = cx.up.get(link_handle) else { return };
     let (node, client_id) = (link.node(), link.client_id().to_string());
     // In another process, the id may belong to another client.
-    let Some(main) = cx.up.main_to(node, link.run_id()) else {
+    let Some(main) = cx.up.links().main_to(node, link.run_id()) else {
         cx.up.break_link(
             &cx.turn,
             link_handle,
@@ -328,7 +332,7 @@ pub(super) fn retry_unblocks(cx: &mut Context) {
 /// reissued.
 pub(super) fn restamp_waiting(cx: &mut Context) {
     let epoch = cx.turn.routing().topology.epoch() as u32;
-    for handle in cx.up.handles() {
+    for handle in cx.up.links().handles() {
         let Some(link) = cx.up.get(handle).filter(|l| l.lane() == Lane::Blocking && !l.is_idle()) else {
             continue;
         };

@@ -8,7 +8,7 @@ use super::quiesce::QuiesceWait;
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
-use switchyard_policy::routing::{Route, anywhere, route, split};
+use switchyard_policy::routing::{Route, route, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
@@ -39,7 +39,6 @@ use super::scripts::script;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
 use super::turn::Turn;
-use super::upstreams::Upstreams;
 use super::upstreams::kind::{Lane, Waited};
 use super::upstreams::link::{Again, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
@@ -413,22 +412,6 @@ fn unknown(turn: &Turn, down: &mut Downstreams, handle: Handle, lookup: &Lookup<
     let class = switchyard_resp::command::CommandClass::Admin as u8;
     down.answer(turn, handle, class, &reply);
     Flow::Next
-}
-
-impl Upstreams {
-    pub(super) fn choose_node(&mut self, turn: &Turn, routing: &RoutingSnapshot) -> Option<NodeId> {
-        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        // A node that has just joined may lack functions, and one without keys may be about to leave.
-        let keeper =
-            anywhere(&routing.topology, self.turn_of_nodes, |node| turn.data_nodes().has(node) && self.is_up(node));
-        let other = || anywhere(&routing.topology, self.turn_of_nodes, |node| self.is_up(node));
-        // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
-        // a loss.
-        let soon = || {
-            anywhere(&routing.topology, self.turn_of_nodes, |node| self.takes_commands(node) || !turn.node_fails(node))
-        };
-        keeper.or_else(other).or_else(soon)
-    }
 }
 
 impl Pauses {

@@ -61,7 +61,7 @@ impl Worker {
                 self.tracking.settle_tracking(&self.cx.turn, &mut self.cx.down);
             } else if self.pubsub.has_requests() {
                 if let Some(effect) = self.pubsub.perform(&self.cx.turn, &mut self.cx.up) {
-                    let is_served = self.cx.up.is_any_up(&self.cx.turn);
+                    let is_served = self.cx.up.links().is_any_up(&self.cx.turn);
                     self.pubsub.apply(&self.cx.turn, &mut self.cx.down, effect, is_served);
                 }
             } else {

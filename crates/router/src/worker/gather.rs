@@ -580,8 +580,11 @@ impl Gathers {
         requests: &[Vec<u8>],
         class: u8,
     ) {
-        let mut nodes =
-            if reach == FanOutScope::DataNodes { cx.turn.data_nodes().all() } else { cx.up.reachable(&cx.turn) };
+        let mut nodes = if reach == FanOutScope::DataNodes {
+            cx.turn.data_nodes().all()
+        } else {
+            cx.up.links().reachable(&cx.turn)
+        };
         let Some(gather) = self.get_mut(handle) else { return };
         if matches!(gather.whole, Aggregation::Info { .. }) {
             let timeout_us = timeout_of(&cx.turn, &cx.down, gather.client);

@@ -520,7 +520,7 @@ pub(super) fn adopt(cx: &mut Context) {
 
 /// Raises gates for blocking commands at nodes, which may write later, if their keys are now cacheable.
 fn hold_waiting(cx: &mut Context) {
-    for handle in cx.up.handles() {
+    for handle in cx.up.links().handles() {
         let Some(link) = cx.up.get(handle).filter(|link| link.lane() == Lane::Blocking && !link.is_idle()) else {
             continue;
         };
@@ -582,7 +582,7 @@ pub(super) fn publish_drained(turn: &Turn, up: &mut Upstreams, hooks: &mut Comma
             *oldest = (*oldest).min(at);
         }
     };
-    for (_, link) in up.iter() {
+    for (_, link) in up.links().iter() {
         // An incomplete upload is not executed: its gates are raised again with its last byte.
         if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
             note(link.node(), head.cacheable);
@@ -599,7 +599,8 @@ pub(super) fn publish_drained(turn: &Turn, up: &mut Upstreams, hooks: &mut Comma
 fn send_beats(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
     let due: Vec<NodeId> = hooks.hot.copies.beats().due(exact_us()).collect();
     for node in due {
-        let Some(link) = up.shared(node, Lane::Fills, true).filter(|link| up.up(*link).is_some()) else {
+        let Some(link) = up.links().shared(node, Lane::Fills, true).filter(|link| up.links().up(*link).is_some())
+        else {
             continue;
         };
         hooks.hot.copies.beats().sent(node, exact_us());
@@ -646,7 +647,7 @@ pub(super) fn tick(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) ->
 fn sweep(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
     for (node, database, key) in hooks.hot.copies.sweep(TOUCHES) {
         let link_handle = up.shared_link(turn, node, Lane::Fills, true);
-        if up.up(link_handle).is_none() {
+        if up.links().up(link_handle).is_none() {
             continue;
         }
         let mut request = Vec::new();

@@ -463,7 +463,7 @@ impl Gathers {
         };
         let timeout_us = timeout_of(turn, down, handle);
         let (silent, talking): (Vec<_>, Vec<_>) =
-            up.reachable(turn).into_iter().partition(|node| is_silent(turn, up, *node, timeout_us));
+            up.links().reachable(turn).into_iter().partition(|node| is_silent(turn, up, *node, timeout_us));
         // Last known figures of nodes that are not queried.
         let shared = &turn.shared();
         let add_silent = |digest: &mut Digest| {

@@ -116,7 +116,7 @@ impl Gathers {
         class: u8,
         request: Vec<u8>,
     ) -> Flow {
-        let nodes = up.reachable(turn);
+        let nodes = up.links().reachable(turn);
         let now_us = turn.now_us();
         let since = Since::now(turn.shared(), turn.routing());
         let Some(client) = down.get_mut(handle) else { return Flow::Close };

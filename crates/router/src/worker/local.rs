@@ -517,7 +517,7 @@ impl Gathers {
                 encode::header(&mut out, b'*', routing.topology.nodes().len());
                 for node in routing.topology.nodes() {
                     let facts = turn.shared().with_facts(node.id, |f| f.clone());
-                    let up = up.iter().any(|(_, l)| l.node() == node.id && l.phase() == Phase::Up);
+                    let up = up.links().iter().any(|(_, l)| l.node() == node.id && l.phase() == Phase::Up);
                     encode::map(&mut out, 5, resp3);
                     let fields = [
                         ("node", node.name.clone()),

@@ -289,6 +289,7 @@ impl Worker {
         let collecting: Vec<Handle> = self
             .cx
             .up
+            .links()
             .iter()
             .filter(|(_, link)| link.incoming().is_collecting() && link.incoming().memory() >= VICTIM_MIN)
             .filter(|(_, link)| self.gathers.head_owner(link) == Some(client))
@@ -392,7 +393,7 @@ fn holdings(
     }
     let mut holdings = Vec::new();
     let mut leaving = 0;
-    for (handle, link) in up.iter() {
+    for (handle, link) in up.links().iter() {
         let mut owner = None;
         for pending in link.requests().pending().rev() {
             // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the

@@ -76,9 +76,9 @@ impl Needs<'_> {
             // One reply is enough.
             Handling::Every(Merge::AnyOk) => false,
             Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(up, &nodes.all()),
-            Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => !up.is_any_up(turn),
+            Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => !up.links().is_any_up(turn),
             Handling::OnlyNode(_) => routing.topology.only_node().is_some_and(|node| up.outages().has(node)),
-            Handling::Local(Local::Publish) if !turn.shared().subscriptions.is_empty() => !up.is_any_up(turn),
+            Handling::Local(Local::Publish) if !turn.shared().subscriptions.is_empty() => !up.links().is_any_up(turn),
             Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
                 args.get(1).is_some_and(|channel| up.outages().has(routing.topology.owner_of(channel)))
             }
@@ -117,7 +117,7 @@ impl Needs<'_> {
         }
         let keys = places.iter().filter_map(|place| args.get(*place as usize));
         match route(topology, keys.clone()) {
-            Route::Anywhere => !up.is_any_up(self.turn),
+            Route::Anywhere => !up.links().is_any_up(self.turn),
             Route::Owner(_, node) | Route::Together(node) => {
                 up.outages().has(node) && !(is_read && self.has_replica(up, command, args, node))
             }
@@ -151,7 +151,7 @@ impl Needs<'_> {
             return false;
         }
         if multi.slot.is_none() {
-            return !up.is_any_up(self.turn);
+            return !up.links().is_any_up(self.turn);
         }
         multi.requests().iter().any(|request| {
             with_parsed_command(self.routing, request, |command, args| self.of_keys(up, false, command, args))

@@ -67,7 +67,7 @@ fn has_settled(turn: &Turn, up: &Upstreams, by_us: u64) -> bool {
     // A blocking command may wait for a push that the pause holds. An upload does not end either, because the rest
     // of it is held.
     let waits = |l: &Link| l.lane() == Lane::Blocking || l.is_only_uploading();
-    let in_flight = up.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
+    let in_flight = up.links().iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
     // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
     !in_flight && up.zombies.is_empty() || turn.now_us().saturating_sub(by_us) > 2 * timeout
 }

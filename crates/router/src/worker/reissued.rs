@@ -554,7 +554,7 @@ impl ReissuedCommands {
         let Some(link) = cx.up.get(link_handle) else { return };
         let (holder, client_id, run_id) =
             (link.holder(), link.client_id().to_string(), link.run_id().map(str::to_owned));
-        let Some(main) = cx.up.main_to(link.node(), run_id.as_deref()) else {
+        let Some(main) = cx.up.links().main_to(link.node(), run_id.as_deref()) else {
             return is_there(&cx.turn, &mut cx.down, holder);
         };
         self.last_look = self.last_look.wrapping_add(1);

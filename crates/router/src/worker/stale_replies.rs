@@ -55,7 +55,7 @@ pub(super) fn timeout_of(turn: &Turn, down: &Downstreams, client: Handle) -> u64
 /// Whether an answer of a node has been pending for longer than this client waits.
 pub(super) fn is_silent(turn: &Turn, up: &Upstreams, node: NodeId, timeout_us: u64) -> bool {
     let is_old = |sent_us: u32| u64::from((turn.now_us() as u32).wrapping_sub(sent_us)) > timeout_us;
-    let main = up.main(node).and_then(|main| up.get(main));
+    let main = up.links().main(node).and_then(|main| up.get(main));
     main.is_some_and(|link| link.phase() == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
 }
 
@@ -66,7 +66,7 @@ impl Gathers {
         let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let timeout_us = timeout_of(&cx.turn, &cx.down, handle);
-        let talks = |node: &NodeId| cx.up.is_up(*node) && !is_silent(&cx.turn, &cx.up, *node, timeout_us);
+        let talks = |node: &NodeId| cx.up.links().is_up(*node) && !is_silent(&cx.turn, &cx.up, *node, timeout_us);
         let talking = routing.topology.nodes().map(|node| node.id).find(talks);
         let Some(node) = talking.or_else(|| cx.up.choose_node(&cx.turn, routing)) else {
             return cx.down.refuse_all_down(&cx.turn, handle, class);

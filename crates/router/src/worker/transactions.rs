@@ -436,7 +436,7 @@ fn exec_after_colocation(
 /// After a change of the snapshot: fails watches of keys at nodes where they are no longer used. Such a key may
 /// change elsewhere unnoticed by that node, and be back there unchanged when EXEC comes.
 pub(super) fn fail_stale_watches(turn: &Turn, up: &Upstreams, down: &mut Downstreams, hooks: &mut CommandHooks) {
-    let holders = up.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
+    let holders = up.links().iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
     let is_left = |watch: &Watch| !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
     let watch = |client: &Client| client.state::<Session>().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
     let left: Vec<Handle> = holders.filter(|holder| down.get(*holder).is_some_and(watch)).collect();
@@ -685,6 +685,7 @@ pub(super) fn reissue_watches(cx: &mut Context, node: NodeId) {
     let is_quiet = |c: &Client| c.in_flight() == 0 && c.socket().quiet_us(now_us) > RECALL_US;
     let quiet: Vec<Handle> = cx
         .up
+        .links()
         .iter()
         .filter(|(_, l)| l.task() == Task::Watching && l.node() == node)
         .map(|(_, l)| l.holder())

@@ -429,7 +429,7 @@ pub(super) fn publish_drained(turn: &Turn, up: &Upstreams, gathers: &Gathers, pu
             *at = (*at).min(epoch);
         }
     };
-    for (_, link) in up.iter() {
+    for (_, link) in up.links().iter() {
         // Not only the first: a script that was loaded at its node is sent again under its first epoch.
         if let Some(low) = link.requests().oldest_epoch() {
             oldest = oldest.min(whole(low));
@@ -466,7 +466,7 @@ pub(super) fn publish_if_wanted(
     let wanted = turn.shared().drain_wanted.load(Ordering::Relaxed);
     if wanted > turn.shared().drained[turn.index()].load(Ordering::Relaxed) {
         // Checking all commands in flight costs time; with many of them, another turn comes soon.
-        let is_much = up.iter().map(|(_, link)| link.requests().pending().len()).sum::<usize>() > MUCH;
+        let is_much = up.links().iter().map(|(_, link)| link.requests().pending().len()).sum::<usize>() > MUCH;
         if !is_much || turn.now_us() >= hooks.transit.published_us + PUBLISH_US {
             hooks.transit.published_us = turn.now_us();
             publish_drained(turn, up, gathers, pubsub);

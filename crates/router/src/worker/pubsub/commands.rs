@@ -232,7 +232,7 @@ impl Gathers {
                 let text = cx.turn.down_text_or(node, "its subscriptions are being restored");
                 return cx.down.refuse(&cx.turn, handle, class, &text);
             }
-            let reaches = |at: &NodeId| cx.up.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
+            let reaches = |at: &NodeId| cx.up.links().is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
             node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };

@@ -33,7 +33,7 @@ impl Topics {
                 Some(Effect::Settle { topic })
             }
             Request::Unsubscribe { kind, name, node } => {
-                if let Some(link) = up.pubsub(node) {
+                if let Some(link) = up.links().pubsub(node) {
                     up.push_own(turn, link, &[kind.unsubscribe().as_bytes(), &name], Purpose::Discarded, 0);
                 }
                 None
@@ -404,7 +404,7 @@ pub(in crate::worker) fn hopeful_link(turn: &Turn, up: &mut Upstreams, node: Nod
 /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the
 /// number of connections.
 pub(super) fn ping_pubsub_links(turn: &Turn, up: &mut Upstreams, client: Handle, seq: u32) -> usize {
-    let links = up.pubsubs();
+    let links = up.links().pubsubs();
     for link in &links {
         up.push_own_for(turn, *link, client, &[b"PING"], Purpose::Sync, seq);
     }

@@ -133,7 +133,7 @@ impl Tracking {
             Some(Request::Widen(prefixes)) => self.widen_tracking(turn, up, &prefixes),
             Some(Request::Stop(nodes)) => {
                 for node in nodes {
-                    if let Some(link) = up.pubsub(node) {
+                    if let Some(link) = up.links().pubsub(node) {
                         up.push_own(turn, link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
                     }
                 }

@@ -70,7 +70,7 @@ impl Upstreams {
             self.begin_outage(turn, node);
         }
         let name = turn.node_name(node);
-        let log = self.log(node).filter(|_| known);
+        let log = self.links.log(node).filter(|_| known);
         if let Some(suppressed) = log.and_then(|log| log.lost.allow(turn.now_us())) {
             info!(node = %name, reason = why, in_flight, suppressed = suppressed.count(), "lost a connection to node");
         }
@@ -113,8 +113,8 @@ impl Upstreams {
     /// Ensures that every zombie is being killed. The main connection may be older than the zombie: the node has
     /// completed both handshakes, so it knows the zombie as a client, and an answered KILL has ended it.
     fn ensure_killer(&mut self, turn: &Turn, node: NodeId) {
-        let Some(main) = self.main(node) else { return };
-        let Some(run_id) = self.up(main).map(|link| link.run_id().map(str::to_owned)) else { return };
+        let Some(main) = self.links.main(node) else { return };
+        let Some(run_id) = self.links.up(main).map(|link| link.run_id().map(str::to_owned)) else { return };
         if self.zombies.lacks_killer(node) {
             self.kill_zombies(turn, node, main, run_id.as_deref());
         }
@@ -123,7 +123,7 @@ impl Upstreams {
     /// Removes a link without pending replies from the tables. Its unconfirmed commands remain recorded.
     pub(super) fn drop_link(&mut self, turn: &Turn, handle: Handle) {
         self.leave_behind(turn, handle);
-        let Some(mut link) = self.remove(handle) else { return };
+        let Some(mut link) = self.links.remove(handle) else { return };
         let ended: Vec<FinishedRequest> = link.lose(link.may_be_executed()).collect();
         if !ended.is_empty() {
             let origin = Origin { link: handle, node: link.node, lane: Some(link.lane), is_up: false };
@@ -149,7 +149,7 @@ impl Upstreams {
     fn note_busy(&self, turn: &Turn) {
         let timeout = turn.routing().live.command_timeout;
         let age = |sent_us: u32| Duration::from_micros(u64::from((turn.now_us() as u32).wrapping_sub(sent_us)));
-        for (_, link) in self.iter().filter(|(_, link)| link.is_slow() && link.is_up()) {
+        for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.is_up()) {
             let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
             if link.head().is_some_and(|head| Busy::explains_silence(age(head.sent_us), is_script(head), timeout)) {
                 turn.shared().busy.note(link.node, turn.now_us());
@@ -166,7 +166,7 @@ impl Upstreams {
     ) {
         let live = turn.routing().live.clone();
         self.note_busy(turn);
-        for handle in self.handles() {
+        for handle in self.links.handles() {
             let Some(link) = self.get_mut(handle) else { continue };
             let (phase, age_us) = (link.phase(), link.life.age_us(turn.now_us()));
             match phase {
@@ -248,7 +248,7 @@ impl Upstreams {
         if is_late {
             let node = self.get(handle).map_or(NodeId(0), |l| l.node);
             let name = turn.node_name(node);
-            if let Some(suppressed) = self.log(node).and_then(|log| log.late.allow(turn.now_us())) {
+            if let Some(suppressed) = self.links.log(node).and_then(|log| log.late.allow(turn.now_us())) {
                 warn!(node = %name, commands = late.len(), ?timeout, suppressed = suppressed.count(), "node does not answer in time");
             }
             let origin = Origin { link: handle, node, lane: Some(lane), is_up: true };
@@ -287,6 +287,7 @@ impl Upstreams {
     /// Closes all waiting connections to a node whose main connection has timed out.
     pub(in crate::worker) fn break_waiting(&mut self, turn: &Turn, node: NodeId, why: &str) {
         let waiting: Vec<Handle> = self
+            .links
             .iter()
             .filter(|(_, l)| l.lane == Lane::Blocking && l.node == node && l.is_up() && !l.is_idle())
             .map(|(h, _)| h)
@@ -300,7 +301,7 @@ impl Upstreams {
 /// Publishes since when each node has executed a slow command of this worker.
 pub(in crate::worker) fn publish_slow(turn: &Turn, up: &Upstreams) {
     let mut since_us = vec![0; turn.routing().topology.node_id_bound()];
-    for (_, link) in up.iter().filter(|(_, link)| link.is_slow()) {
+    for (_, link) in up.links().iter().filter(|(_, link)| link.is_slow()) {
         let Some(head) = link.head().filter(|_| !link.requests.is_head_expired()) else { continue };
         let sent_us = turn.now_us().saturating_sub(u64::from((turn.now_us() as u32).wrapping_sub(head.sent_us))).max(1);
         if let Some(oldest) = since_us.get_mut(link.node.index())

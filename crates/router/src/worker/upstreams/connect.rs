@@ -87,6 +87,7 @@ impl Upstreams {
     /// all nodes, with no visible effect, so its zombies are dropped too.
     pub(in crate::worker) fn drop_foreign_links(&mut self, turn: &Turn) {
         let gone: Vec<Handle> = self
+            .links
             .iter()
             .filter(|(_, link)| turn.routing().topology.node(link.node).is_none())
             .map(|(handle, _)| handle)
@@ -102,15 +103,15 @@ impl Upstreams {
 
     /// Returns the connection of a shared lane. Creates it, not necessarily connected, if it is missing.
     pub(in crate::worker) fn shared_link(&mut self, turn: &Turn, node: NodeId, lane: Lane, resp3: bool) -> Handle {
-        if let Some(handle) = self.shared(node, lane, resp3) {
+        if let Some(handle) = self.links.shared(node, lane, resp3) {
             return handle;
         }
         let mut link =
             Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
         // A second connection to a node known to be down is delayed like the first one. If the node is up, this
         // connection is new.
-        link.life.set_failed(!self.is_up(node) && turn.node_fails(node));
-        let handle = self.insert_shared(link);
+        link.life.set_failed(!self.links.is_up(node) && turn.node_fails(node));
+        let handle = self.links.insert_shared(link);
         self.connect(turn, handle);
         handle
     }
@@ -183,7 +184,7 @@ impl Upstreams {
         }
         let name = turn.node_name(node);
         // A single refused connection at a serving node concerns the clients that wait for it, not the node.
-        let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.is_up(node);
+        let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.links.is_up(node);
         let news = !serves
             && turn.routing().topology.node(node).is_some()
             && turn.shared().with_facts(node, |facts| {
@@ -293,7 +294,7 @@ impl Upstreams {
 
     /// Closes connections to replaced processes. Connections to replicas lead to other servers.
     pub(in crate::worker) fn leave_other_processes(&mut self, turn: &Turn) {
-        for handle in self.handles() {
+        for handle in self.links.handles() {
             let Some(link) = self.get(handle).filter(|link| link.is_up() && link.lane != Lane::Replica) else {
                 continue;
             };

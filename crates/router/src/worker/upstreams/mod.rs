@@ -9,6 +9,7 @@ pub(super) mod incoming;
 pub(super) mod kind;
 mod lifecycle;
 pub(super) mod link;
+pub(super) mod links;
 pub(super) mod outages;
 pub(super) mod pool;
 pub(super) mod queued;
@@ -22,28 +23,28 @@ pub(super) mod zombies;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
+use switchyard_policy::routing::anywhere;
 use switchyard_policy::topology::NodeId;
 
 use super::blocking::Unblocks;
 use super::hot_copies::About;
 use super::keyed::{FinishedRequest, Request};
-use super::log_throttle::LogThrottle;
 use super::turn::Turn;
 use super::upstreams::handshake::HandshakeState;
 use super::upstreams::incoming::Incoming;
 use super::upstreams::kind::{Checkout, Lane};
 use super::upstreams::lifecycle::Lifecycle;
 use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::links::Links;
 use super::upstreams::outages::Outages;
-use super::upstreams::pool::Pool;
+use super::upstreams::pool::NodePools;
 use super::upstreams::queued::Transaction;
 use super::upstreams::requests::Requests;
 use super::upstreams::socket::Socket;
 use super::upstreams::zombies::Zombies;
-use crate::exclusive_bounds::ExclusiveBounds;
-use crate::slab::{Handle, Slab};
+use crate::shared::RoutingSnapshot;
+use crate::slab::Handle;
 use crate::tap::Outcome;
 
 /// Connection of a request.
@@ -151,34 +152,11 @@ pub(super) struct Link {
     waiters: Vec<Handle>,
 }
 
-/// Connections to one node, by role.
-#[derive(Debug, Default)]
-struct NodeLinks {
-    /// By protocol version, like `slow` and the connections to replicas.
-    main: [Option<Handle>; 2],
-    slow: [Option<Handle>; 2],
-    pubsub: Option<Handle>,
-    fills: Option<Handle>,
-    replicas: Vec<(SocketAddr, [Option<Handle>; 2])>,
-    /// Exclusive connections, by `Lane::outage`.
-    pools: [Pool; 3],
-    /// Limits of these over all workers. Known after the first request.
-    exclusive_bounds: Option<Arc<ExclusiveBounds>>,
-    log: NodeLog,
-}
-
-/// Throttled logs about a node.
-#[derive(Debug, Default)]
-pub(super) struct NodeLog {
-    pub(super) late: LogThrottle,
-    pub(super) lost: LogThrottle,
-}
-
 #[derive(Debug)]
 pub(super) struct Upstreams {
-    all: Slab<Box<Link>>,
-    /// By node number.
-    nodes: Vec<NodeLinks>,
+    links: Links,
+    /// Exclusive connections, by node number.
+    pools: Vec<NodePools>,
     /// Connections with unsent output.
     dirty: Vec<Handle>,
     outages: Outages,
@@ -187,7 +165,7 @@ pub(super) struct Upstreams {
     /// Connections that were not read to the end.
     unread: Vec<Handle>,
     /// Counter for choosing a node.
-    pub(super) turn_of_nodes: usize,
+    turn_of_nodes: usize,
     pub(super) unblocks: Unblocks,
 }
 
@@ -195,8 +173,8 @@ impl Upstreams {
     /// `index`: number of the worker.
     pub(super) fn new(zombies: Zombies, index: usize) -> Self {
         Self {
-            all: Slab::new(),
-            nodes: Vec::new(),
+            links: Links::new(),
+            pools: Vec::new(),
             dirty: Vec::new(),
             outages: Outages::default(),
             zombies,
@@ -215,29 +193,6 @@ impl Upstreams {
 
     pub(super) fn emit(&mut self, event: Event) {
         self.events.push_back(event);
-    }
-
-    #[inline]
-    pub(super) fn get(&self, handle: Handle) -> Option<&Link> {
-        self.all.get(handle).map(|link| &**link)
-    }
-
-    #[inline]
-    pub(super) fn get_mut(&mut self, handle: Handle) -> Option<&mut Link> {
-        self.all.get_mut(handle).map(|link| &mut **link)
-    }
-
-    /// Returns the link if it is up.
-    pub(super) fn up(&self, handle: Handle) -> Option<&Link> {
-        self.get(handle).filter(|link| link.is_up())
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Handle, &Link)> {
-        self.all.iter().map(|(handle, link)| (handle, &**link))
-    }
-
-    pub(super) fn handles(&self) -> Vec<Handle> {
-        self.all.handles()
     }
 
     // ---- input ----
@@ -263,9 +218,43 @@ impl Upstreams {
         Some(pending.seq)
     }
 
+    /// All connections, and their roles.
+    pub(super) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    #[inline]
+    pub(super) fn get(&self, handle: Handle) -> Option<&Link> {
+        self.links.get(handle)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, handle: Handle) -> Option<&mut Link> {
+        self.links.get_mut(handle)
+    }
+
+    /// Makes room for nodes below this number.
+    fn know_nodes(&mut self, bound: usize) {
+        self.links.know_nodes(bound);
+        self.pools.resize_with(self.pools.len().max(bound), Default::default);
+    }
+
+    /// Returns a node for a command that any node can execute: another one each time.
+    pub(super) fn choose_node(&mut self, turn: &Turn, routing: &RoutingSnapshot) -> Option<NodeId> {
+        self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
+        let (links, topology, number) = (&self.links, &routing.topology, self.turn_of_nodes);
+        // A node that has just joined may lack functions, and one without keys may be about to leave.
+        let keeper = anywhere(topology, number, |node| turn.data_nodes().has(node) && links.is_up(node));
+        let other = || anywhere(topology, number, |node| links.is_up(node));
+        // After a start no node is up, and a command with keys would wait for its node as well. The same applies after
+        // a loss.
+        let soon = || anywhere(topology, number, |node| links.takes_commands(node) || !turn.node_fails(node));
+        keeper.or_else(other).or_else(soon)
+    }
+
     /// Whether all connections are up, and nothing has to be repeated.
     pub(super) fn is_settled(&self) -> bool {
-        self.iter().all(|(_, link)| link.is_up()) && self.unblocks.is_empty()
+        self.links.iter().all(|(_, link)| link.is_up()) && self.unblocks.is_empty()
     }
 
     /// Ends a pause of reading.
@@ -273,114 +262,6 @@ impl Upstreams {
         if self.get_mut(handle).is_some_and(|link| link.incoming.unpause()) {
             self.read_later(handle);
         }
-    }
-
-    // ---- roles ----
-
-    /// Makes room for nodes below this number.
-    pub(super) fn know_nodes(&mut self, bound: usize) {
-        self.nodes.resize_with(self.nodes.len().max(bound), Default::default);
-    }
-
-    /// Adds an exclusive connection.
-    pub(super) fn insert(&mut self, link: Link) -> Handle {
-        self.all.insert(Box::new(link))
-    }
-
-    /// Returns the connection of a shared lane.
-    #[inline]
-    pub(super) fn shared(&self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let node = self.nodes.get(node.index())?;
-        match lane {
-            Lane::Main => node.main[usize::from(resp3)],
-            Lane::Pubsub => node.pubsub,
-            Lane::Fills => node.fills,
-            _ => node.slow[usize::from(resp3)],
-        }
-    }
-
-    /// Adds the missing connection of a shared lane.
-    pub(super) fn insert_shared(&mut self, link: Link) -> Handle {
-        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let handle = self.insert(link);
-        let node = &mut self.nodes[node.index()];
-        let place = match lane {
-            Lane::Main => &mut node.main[usize::from(resp3)],
-            Lane::Pubsub => &mut node.pubsub,
-            Lane::Fills => &mut node.fills,
-            _ => &mut node.slow[usize::from(resp3)],
-        };
-        *place = Some(handle);
-        handle
-    }
-
-    /// Returns the connection to a replica.
-    pub(super) fn replica(&self, node: NodeId, address: SocketAddr, resp3: bool) -> Option<Handle> {
-        let replicas = &self.nodes.get(node.index())?.replicas;
-        replicas.iter().find(|(known, _)| *known == address)?.1[usize::from(resp3)]
-    }
-
-    /// Adds a missing connection to a replica.
-    pub(super) fn insert_replica(&mut self, link: Link, address: SocketAddr) -> Handle {
-        let (node, resp3) = (link.node, link.resp3);
-        let handle = self.insert(link);
-        let replicas = &mut self.nodes[node.index()].replicas;
-        let at = replicas.iter().position(|(known, _)| *known == address).unwrap_or_else(|| {
-            replicas.push((address, [None; 2]));
-            replicas.len() - 1
-        });
-        replicas[at].1[usize::from(resp3)] = Some(handle);
-        handle
-    }
-
-    /// Removes a connection from all tables except its pool.
-    pub(super) fn remove(&mut self, handle: Handle) -> Option<Box<Link>> {
-        let link = self.all.remove(handle)?;
-        if let Some(node) = self.nodes.get_mut(link.node.index()) {
-            let replicas = node.replicas.iter_mut().flat_map(|(_, places)| places);
-            let shared = node.main.iter_mut().chain(&mut node.slow).chain([&mut node.pubsub, &mut node.fills]);
-            shared.chain(replicas).filter(|place| **place == Some(handle)).for_each(|place| *place = None);
-            node.replicas.retain(|(_, places)| places.iter().any(Option::is_some));
-        }
-        Some(link)
-    }
-
-    /// Returns the main connection of RESP2, in any state.
-    pub(super) fn main(&self, node: NodeId) -> Option<Handle> {
-        self.shared(node, Lane::Main, false)
-    }
-
-    /// Returns a connected main connection to this process of the node.
-    pub(super) fn main_to(&self, node: NodeId, run_id: Option<&str>) -> Option<Handle> {
-        let mains = self.nodes.get(node.index())?.main;
-        mains.into_iter().flatten().find(|main| self.up(*main).is_some_and(|link| link.run_id() == run_id))
-    }
-
-    /// Returns the connected connection for subscriptions.
-    pub(super) fn pubsub(&self, node: NodeId) -> Option<Handle> {
-        self.shared(node, Lane::Pubsub, true).filter(|link| self.up(*link).is_some())
-    }
-
-    /// Returns the connected connections for subscriptions of all nodes.
-    pub(super) fn pubsubs(&self) -> Vec<Handle> {
-        self.nodes.iter().filter_map(|node| node.pubsub).filter(|link| self.up(*link).is_some()).collect()
-    }
-
-    /// Whether commands to a node would be executed at once, as far as this worker knows.
-    pub(super) fn is_up(&self, node: NodeId) -> bool {
-        let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
-        mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.life.is_serving()))
-    }
-
-    /// Returns the nodes that may have keys, and all other connected nodes.
-    pub(super) fn reachable(&self, turn: &Turn) -> Vec<NodeId> {
-        let all = turn.routing().topology.nodes().map(|node| node.id);
-        all.filter(|node| turn.data_nodes().has(*node) || self.is_up(*node)).collect()
-    }
-
-    /// Whether commands to any node would be executed at once.
-    pub(super) fn is_any_up(&self, turn: &Turn) -> bool {
-        turn.routing().topology.nodes().any(|node| self.is_up(node.id))
     }
 
     /// Outages of nodes.
@@ -392,34 +273,6 @@ impl Upstreams {
     /// Mutable access for `outage`.
     pub(super) fn outages_mut(&mut self) -> &mut Outages {
         &mut self.outages
-    }
-
-    /// Whether commands to a node may be sent: it is up, or its first reconnect since then is in progress.
-    pub(super) fn takes_commands(&self, node: NodeId) -> bool {
-        let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
-        mains.iter().flatten().any(|main| self.get(*main).is_some_and(Link::takes_commands))
-    }
-
-    /// Returns the pool of an exclusive lane.
-    fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
-        self.nodes.get(node.index())?.pools.get(lane.pool()?)
-    }
-
-    fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
-        self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
-    }
-
-    /// Returns all pools.
-    fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
-        let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
-        let nodes = self.nodes.iter_mut().enumerate();
-        nodes.flat_map(move |(number, node)| {
-            node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool))
-        })
-    }
-
-    pub(super) fn log(&mut self, node: NodeId) -> Option<&mut NodeLog> {
-        self.nodes.get_mut(node.index()).map(|node| &mut node.log)
     }
 
     // ---- output ----
@@ -442,7 +295,7 @@ impl Upstreams {
     /// Like `push`, for a client with this setting of CLIENT NO-TOUCH.
     #[inline]
     pub(super) fn push_for(&mut self, handle: Handle, no_touch: bool, request: Request<'_>) {
-        if let Some(link) = self.all.get_mut(handle) {
+        if let Some(link) = self.links.get_mut(handle) {
             link.touch_as(no_touch, request.pending());
             link.push(request);
             if !link.dirty {
@@ -457,7 +310,7 @@ impl Upstreams {
     /// Marks a connection as having unsent output.
     #[inline]
     pub(super) fn mark(&mut self, handle: Handle) {
-        if let Some(link) = self.all.get_mut(handle)
+        if let Some(link) = self.links.get_mut(handle)
             && !link.dirty
         {
             link.dirty = true;
@@ -483,10 +336,10 @@ impl Upstreams {
     /// Returns each marked connection once. A connection that was flushed within the turn and has new output is in the
     /// list twice.
     pub(super) fn marked(&mut self) -> impl Iterator<Item = (Handle, &Link)> {
-        let all = &mut self.all;
-        self.dirty.retain(|handle| all.get_mut(*handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
-        let all = &self.all;
-        self.dirty.iter().filter_map(|handle| Some((*handle, &**all.get(*handle)?)))
+        let links = &mut self.links;
+        self.dirty.retain(|handle| links.get_mut(*handle).is_some_and(|link| std::mem::take(&mut link.dirty)));
+        let links = &self.links;
+        self.dirty.iter().filter_map(|handle| Some((*handle, links.get(*handle)?)))
     }
 
     /// Takes the list of marked connections.

@@ -52,7 +52,7 @@ impl Upstreams {
     /// lost.
     pub(super) fn begin_outage(&mut self, turn: &Turn, node: NodeId) {
         let routing = turn.routing();
-        if self.is_up(node) || routing.topology.node(node).is_none() || wait_us(routing) == 0 {
+        if self.links.is_up(node) || routing.topology.node(node).is_none() || wait_us(routing) == 0 {
             return;
         }
         self.outages_mut().begin(node, turn.now_us());

@@ -10,6 +10,7 @@
 //! command, and a thousand new connections per second would take up a node completely.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
@@ -32,6 +33,15 @@ const AHEAD_MIN: usize = 32;
 
 /// Pause of connecting in advance after the node has refused such a connection, us.
 const AHEAD_REST_US: u64 = 1_000_000;
+
+/// Exclusive connections of a worker to one node.
+#[derive(Debug, Default)]
+pub(super) struct NodePools {
+    /// By `Lane::pool`.
+    pools: [Pool; 3],
+    /// Limits of these over all workers. Known after the first request.
+    exclusive_bounds: Option<Arc<ExclusiveBounds>>,
+}
 
 /// A client in line.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +69,24 @@ pub(super) struct Pool {
 }
 
 impl Upstreams {
+    /// Returns the pool of an exclusive lane.
+    fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
+        self.pools.get(node.index())?.pools.get(lane.pool()?)
+    }
+
+    fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+        self.pools.get_mut(node.index())?.pools.get_mut(lane.pool()?)
+    }
+
+    /// Returns all pools.
+    fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
+        let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
+        let nodes = self.pools.iter_mut().enumerate();
+        nodes.flat_map(move |(number, node)| {
+            node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool))
+        })
+    }
+
     /// Takes a free connection of this protocol out of the pool.
     pub(in crate::worker) fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
         let is_fit = |link: &Link| link.is_up() && link.resp3 == resp3;
@@ -89,7 +117,7 @@ fn want_room(turn: &Turn, node: NodeId, lane: Lane) {
 impl Upstreams {
     /// Returns the counts of exclusive connections of all workers to the node.
     fn exclusive_bounds(&mut self, turn: &Turn, node: NodeId) -> Option<&ExclusiveBounds> {
-        let bounds = &mut self.nodes.get_mut(node.index())?.exclusive_bounds;
+        let bounds = &mut self.pools.get_mut(node.index())?.exclusive_bounds;
         Some(bounds.get_or_insert_with(|| turn.shared().exclusive_bounds(node)))
     }
 
@@ -166,7 +194,7 @@ impl Upstreams {
         let mut link =
             Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
         link.checkout_mut().into_iter().for_each(|checkout| checkout.set_coming(is_ahead));
-        let link = self.insert(link);
+        let link = self.links.insert(link);
         self.connect(turn, link);
         true
     }
@@ -309,7 +337,7 @@ impl Upstreams {
         }
         // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
         // block there end as at a server.
-        let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.is_up(node);
+        let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
         if is_ahead || is_lost {
             self.wake(turn, node, lane);
             return;

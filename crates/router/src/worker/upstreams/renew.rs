@@ -25,7 +25,7 @@ impl Upstreams {
             }
             _ => false,
         };
-        for handle in self.handles() {
+        for handle in self.links.handles() {
             // A connection with subscriptions stays: a new one would miss messages in between.
             let renews = |lane: Lane| {
                 lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills)

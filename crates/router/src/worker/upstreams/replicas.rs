@@ -34,7 +34,7 @@ impl RoutingSnapshot {
 impl Upstreams {
     /// Closes connections to servers that have changed their role.
     pub(in crate::worker) fn follow_servers(&mut self, turn: &Turn) {
-        for handle in self.handles() {
+        for handle in self.links.handles() {
             let Some(link) = self.get_mut(handle) else { continue };
             let (node, phase) = (link.node, link.phase());
             if let Some(replica) = link.replica {
@@ -102,7 +102,7 @@ impl Upstreams {
     }
 
     fn replica_link(&mut self, turn: &Turn, node: NodeId, address: SocketAddr, resp3: bool, reads: Reads) -> Handle {
-        if let Some(handle) = self.replica(node, address, resp3) {
+        if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
         }
         let mut link = Link::new(
@@ -116,7 +116,7 @@ impl Upstreams {
         link.replica = Some(address);
         // Clients that may read from the primary do so until the connection is up.
         link.life.set_failed(reads != Reads::Replica);
-        let handle = self.insert_replica(link, address);
+        let handle = self.links.insert_replica(link, address);
         self.connect(turn, handle);
         handle
     }
