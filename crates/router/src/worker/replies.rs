@@ -44,7 +44,7 @@ impl Worker {
                     }
                 }
             }
-            Taken::Nothing if link.phase() == Phase::Securing => self.cx.up.drive_handshake(&self.cx.turn, handle),
+            Taken::Nothing if link.phase() == Phase::Securing => self.cx.up.handshake(&self.cx.turn, handle).secure(),
             Taken::Nothing | Taken::Paused => {}
             Taken::Interrupted => self.cx.up.read_later(handle),
             Taken::Early => self.cx.up.attempt_failed(&self.cx.turn, handle, "it sent data before our greeting"),
@@ -118,7 +118,7 @@ impl Worker {
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.cx.up.get_mut(handle) else { return };
         if link.phase() == Phase::Handshake {
-            self.cx.up.on_greeting(&self.cx.turn, handle, answer);
+            self.cx.up.handshake(&self.cx.turn, handle).on_reply(answer);
             return;
         }
         if link.lane() == Lane::Pubsub {

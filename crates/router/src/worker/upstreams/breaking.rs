@@ -173,7 +173,7 @@ impl Upstreams {
                 Phase::Waiting { until_us } if until_us <= turn.now_us() => self.connect(turn, handle),
                 Phase::Waiting { .. } => {}
                 Phase::Handshake if link.handshake.waits_for_earlier_router() => {
-                    self.end_wait_for_earlier_router(turn, handle)
+                    self.handshake(turn, handle).end_wait_for_earlier_router()
                 }
                 Phase::Connecting | Phase::Securing | Phase::Handshake => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;

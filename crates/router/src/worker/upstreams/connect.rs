@@ -56,7 +56,7 @@ impl Upstreams {
                 return false;
             }
             match link.socket.connected() {
-                Some(Ok(())) => self.secure_link(turn, handle),
+                Some(Ok(())) => self.handshake(turn, handle).begin(),
                 Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
                 None => {}
             }
@@ -65,7 +65,7 @@ impl Upstreams {
         if writable {
             link.socket.is_free();
             if link.phase() == Phase::Securing {
-                self.drive_handshake(turn, handle);
+                self.handshake(turn, handle).secure();
             } else if link.unsent() > 0 {
                 link.socket.flows_since(turn.now_us());
                 self.mark(handle);
@@ -269,27 +269,6 @@ impl Upstreams {
 
     pub(super) fn count_zombies(&self, turn: &Turn, node: NodeId) {
         turn.counters().node(node).unconfirmed.set(self.zombies.count_at(node));
-    }
-
-    /// Continues after the TCP connect: with TLS, or with the handshake.
-    pub(super) fn secure_link(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
-        if !link.socket.is_secured() {
-            self.greet_node(turn, handle);
-            return;
-        }
-        link.life.secures();
-        self.drive_handshake(turn, handle);
-    }
-
-    /// Continues the TLS handshake, and then starts the handshake with the node.
-    pub(in crate::worker) fn drive_handshake(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
-        match link.socket.secure() {
-            Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
-            Some(Ok(true)) => self.greet_node(turn, handle),
-            Some(Ok(false)) | None => {}
-        }
     }
 
     /// Closes connections to replaced processes. Connections to replicas lead to other servers.

@@ -197,10 +197,74 @@ pub(super) fn learn(turn: &Turn, node: NodeId, answer: &[u8]) {
     }
 }
 
+/// A step of the handshake of a connection.
+#[derive(Debug)]
+pub(in crate::worker) struct Handshake<'a> {
+    up: &'a mut Upstreams,
+    turn: &'a Turn,
+    handle: Handle,
+}
+
 impl Upstreams {
+    /// Continues the handshake of a connection.
+    pub(in crate::worker) fn handshake<'a>(&'a mut self, turn: &'a Turn, handle: Handle) -> Handshake<'a> {
+        Handshake { up: self, turn, handle }
+    }
+}
+
+impl Handshake<'_> {
+    fn link(&self) -> Option<&Link> {
+        self.up.get(self.handle)
+    }
+
+    fn link_mut(&mut self) -> Option<&mut Link> {
+        self.up.get_mut(self.handle)
+    }
+
+    /// Gives up this attempt.
+    fn fail(&mut self, why: &str) {
+        self.up.attempt_failed(self.turn, self.handle, why);
+    }
+
+    /// Continues after the TCP connect: with TLS, or with the handshake.
+    pub(super) fn begin(&mut self) {
+        let Some(link) = self.link_mut() else { return };
+        if !link.socket.is_secured() {
+            self.greet_node();
+            return;
+        }
+        link.life.secures();
+        self.secure();
+    }
+
+    /// Continues the TLS handshake, and then starts the handshake with the node.
+    pub(in crate::worker) fn secure(&mut self) {
+        let Some(link) = self.link_mut() else { return };
+        match link.socket.secure() {
+            Some(Err(error)) => self.fail(&io::Error::from(error).to_string()),
+            Some(Ok(true)) => self.greet_node(),
+            Some(Ok(false)) | None => {}
+        }
+    }
+
+    /// Continues in RESP2, on a new connection: commands after the refused `HELLO` may have been refused with it.
+    fn downgrade(&mut self, error: &str) {
+        let turn = self.turn;
+        let Some(link) = self.link_mut() else { return };
+        let node = link.node;
+        link.downgraded = true;
+        link.handshake.abort();
+        link.socket.close(turn);
+        link.life.wait_until(turn.now_us());
+        if turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
+            warn!(node = %turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
+        }
+    }
+
     /// Continues after the identification of the process: old connections are killed before it is used.
-    fn greet_known(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
-        let Some((node, lane)) = self.get(handle).map(|link| (link.node, link.lane)) else { return };
+    fn greet_known(&mut self, info: &[u8]) {
+        let turn = self.turn;
+        let Some((node, lane)) = self.link().map(|link| (link.node, link.lane)) else { return };
         let returned = run_id_of(info).filter(|run_id| {
             lane != Lane::Replica && turn.shared().with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
         });
@@ -212,27 +276,28 @@ impl Upstreams {
             };
             let kills: Vec<_> = left.iter().map(kill).collect();
             let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
-            return self.send_queries(turn, handle, kills.into_iter().chain([last]).collect());
+            return self.send_queries(kills.into_iter().chain([last]).collect());
         }
         let asks = run_id_of(info).is_some_and(|run_id| turn.shared().fences.is_query_useful(node, &run_id));
         let claim = turn
             .shared()
             .ownership
             .as_ref()
-            .filter(|_| self.get(handle).is_some_and(|link| link.handshake.standing == OwnershipStatus::Free));
+            .filter(|_| self.link().is_some_and(|link| link.handshake.standing == OwnershipStatus::Free));
         let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
-        if (!asks && claim.is_none()) || self.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
-            self.link_is_up(turn, handle, info);
+        if (!asks && claim.is_none()) || self.link().is_none_or(|link| link.lane == Lane::Replica) {
+            self.link_is_up(info);
         } else {
             let list = (NodeHandshake::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
-            self.send_queries(turn, handle, claim.into_iter().chain([list]).collect());
+            self.send_queries(claim.into_iter().chain([list]).collect());
         }
     }
 
     /// Returns whether a connection may be used after the handshake. Otherwise reads the ownership record first, or waits
     /// until an earlier router has no hot copies of the node's keys.
-    fn is_admitted(&mut self, turn: &Turn, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
-        let Some(link) = self.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
+    fn is_admitted(&mut self, info: &[u8], run_id: Option<&str>) -> bool {
+        let turn = self.turn;
+        let Some(link) = self.link_mut().filter(|link| link.lane != Lane::Replica) else { return true };
         let (Some(seat), Some(run_id)) = (&turn.shared().ownership, run_id) else { return true };
         match seat.admission(link.node, run_id) {
             Admission::Admitted => return true,
@@ -244,24 +309,24 @@ impl Upstreams {
             Admission::Waits(_) => link.handshake.steps.push_back(NodeHandshake::Waits(info.to_vec())),
             Admission::Unmet => {
                 let question = seat.question();
-                self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
+                self.send_queries(vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
             }
         }
         false
     }
 
     /// Uses a connection that has waited for an earlier router, if that time has passed.
-    pub(super) fn end_wait_for_earlier_router(&mut self, turn: &Turn, handle: Handle) {
-        if let Some(NodeHandshake::Waits(info)) = self.get_mut(handle).and_then(|link| link.handshake.steps.pop_front())
-        {
-            self.link_is_up(turn, handle, &info);
+    pub(super) fn end_wait_for_earlier_router(&mut self) {
+        if let Some(NodeHandshake::Waits(info)) = self.link_mut().and_then(|link| link.handshake.steps.pop_front()) {
+            self.link_is_up(&info);
         }
     }
 
     /// Starts the handshake after connecting. No command is sent before its replies, so that a CLIENT KILL over a later
     /// connection certainly reaches this one.
-    pub(super) fn greet_node(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
+    pub(super) fn greet_node(&mut self) {
+        let turn = self.turn;
+        let Some(link) = self.link_mut() else { return };
         let Some(access) = turn.routing().live.nodes.get(&link.node) else { return };
         link.life.greets(turn.now_us());
         link.socket.is_free();
@@ -326,83 +391,71 @@ impl Upstreams {
             }
             ask(link, NodeHandshake::Info, &["INFO", "server"]);
         }
-        self.send_greeting(turn, handle, &bytes);
+        self.send_greeting(&bytes);
     }
 
-    fn send_greeting(&mut self, turn: &Turn, handle: Handle, bytes: &[u8]) {
-        let Some(link) = self.get_mut(handle) else { return };
+    fn send_greeting(&mut self, bytes: &[u8]) {
+        let Some(link) = self.link_mut() else { return };
         // Small, on an idle connection: it fits into the socket buffer.
         match link.socket.send_first(bytes) {
             Some(Ok(count)) if count == bytes.len() => {}
-            Some(Err(error)) => self.attempt_failed(turn, handle, &io::Error::from(error).to_string()),
-            _ => self.attempt_failed(turn, handle, "the greeting could not be sent whole"),
+            Some(Err(error)) => self.fail(&io::Error::from(error).to_string()),
+            _ => self.fail("the greeting could not be sent whole"),
         }
     }
 
     /// Handles the identification of the process on an exclusive connection. An unknown process is queried about its
     /// data, as on shared connections.
-    fn greet_process(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
+    fn greet_process(&mut self, info: &[u8]) {
+        let turn = self.turn;
         let run_id = run_id_of(info).map(Arc::from);
-        let Some(link) = self.get_mut(handle) else { return };
+        let Some(link) = self.link_mut() else { return };
         let is_free = link.handshake.standing == OwnershipStatus::Free;
         if !is_free && turn.shared().with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
-            return self.link_is_up(turn, handle, info);
+            return self.link_is_up(info);
         }
         let mut bytes = Vec::new();
         for (what, args) in ABOUT_DATA.into_iter().chain([(NodeHandshake::Info, &["INFO", "server"][..])]) {
             encode::command(&mut bytes, args.iter().map(|arg| arg.as_bytes()));
             link.handshake.steps.push_back(what);
         }
-        self.send_greeting(turn, handle, &bytes);
+        self.send_greeting(&bytes);
     }
 
-    pub(in crate::worker) fn on_greeting(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) {
-        let Some(link) = self.get_mut(handle) else { return };
+    pub(in crate::worker) fn on_reply(&mut self, answer: &[u8]) {
+        let turn = self.turn;
+        let Some(link) = self.link_mut() else { return };
         let Some(question) = link.handshake.steps.pop_front() else { return };
         let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
-            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(turn, handle, &error),
-            (NodeHandshake::Hello, Some(error)) => {
-                self.attempt_failed(turn, handle, &format!("it refuses HELLO 3: {error}"))
+            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(&error),
+            (NodeHandshake::Hello, Some(error)) => self.fail(&format!("it refuses HELLO 3: {error}")),
+            (NodeHandshake::Auth, Some(error)) => {
+                self.fail(&format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"))
             }
-            (NodeHandshake::Auth, Some(error)) => self.attempt_failed(
-                turn,
-                handle,
-                &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"),
-            ),
             (NodeHandshake::Select, Some(error)) => {
                 let database = link.requests.start_database();
                 if error.starts_with("NOAUTH") {
-                    return self.attempt_failed(
-                        turn,
-                        handle,
-                        &format!(
-                            "it requires a password, and none is configured for it (nodes.password-file): {error}"
-                        ),
-                    );
+                    return self.fail(&format!(
+                        "it requires a password, and none is configured for it (nodes.password-file): {error}"
+                    ));
                 }
-                self.attempt_failed(turn, handle, &format!("it refuses database {database}: {error}"));
+                self.fail(&format!("it refuses database {database}: {error}"));
             }
             (NodeHandshake::Databases(last), Some(error)) => {
-                self.attempt_failed(turn,
-                    handle,
-                    &format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
+                self.fail(&format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
                 );
             }
             (NodeHandshake::ClientId | NodeHandshake::Info | NodeHandshake::Process, Some(error)) => {
-                self.attempt_failed(
-                    turn,
-                    handle,
-                    &format!("it does not identify itself (CLIENT ID, INFO server): {error}"),
-                );
+                self.fail(&format!("it does not identify itself (CLIENT ID, INFO server): {error}"));
             }
             (NodeHandshake::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
-                self.attempt_failed(turn, handle, &format!("it refuses the connection: {error}"));
+                self.fail(&format!("it refuses the connection: {error}"));
             }
             (NodeHandshake::Multi | NodeHandshake::Exec, Some(error)) => {
                 debug!(node = %turn.node_name(node), error, "node refuses transactions");
-                if let Some(link) = self.get_mut(handle) {
+                if let Some(link) = self.link_mut() {
                     link.transaction.note_no_multi(error);
                 }
             }
@@ -421,17 +474,13 @@ impl Upstreams {
             (NodeHandshake::Role, Some(error)) => debug!(node = %turn.node_name(node), error, "node refuses ROLE"),
             (NodeHandshake::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
-                    self.attempt_failed(turn, handle, "the server at its address is now a replica");
+                    self.fail("the server at its address is now a replica");
                 }
             }
             (NodeHandshake::Replication | NodeHandshake::Loading(_), Some(error)) => {
-                self.attempt_failed(
-                    turn,
-                    handle,
-                    &format!(
-                        "it does not report whether it has all data (INFO replication, INFO persistence): {error}"
-                    ),
-                );
+                self.fail(&format!(
+                    "it does not report whether it has all data (INFO replication, INFO persistence): {error}"
+                ));
             }
             (NodeHandshake::Replication, None) => {
                 let replication = reply::text(answer).unwrap_or_default();
@@ -442,12 +491,12 @@ impl Upstreams {
             (NodeHandshake::Loading(replication), None) => {
                 let info = [&replication, &b"\n"[..], reply::text(answer).unwrap_or_default()].concat();
                 if let Some(why) = why_not_readable(&String::from_utf8_lossy(&info)) {
-                    self.attempt_failed(turn, handle, why);
+                    self.fail(why);
                 }
             }
             (NodeHandshake::Tracking, Some(error)) => {
                 hot_copies::refused(turn, node, &error);
-                self.attempt_failed(turn, handle, &format!("it refuses CLIENT TRACKING: {error}"));
+                self.fail(&format!("it refuses CLIENT TRACKING: {error}"));
             }
             (NodeHandshake::Tracking, None) => {}
             (NodeHandshake::Select, None) => {
@@ -480,59 +529,57 @@ impl Upstreams {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
                 link.handshake.holdings = Some(Holdings::of_info(&text));
             }
-            (NodeHandshake::Process, None) => self.greet_process(turn, handle, reply::text(answer).unwrap_or_default()),
+            (NodeHandshake::Process, None) => self.greet_process(reply::text(answer).unwrap_or_default()),
             (NodeHandshake::Info, None) => {
-                if let Some(link) = self.get_mut(handle) {
+                if let Some(link) = self.link_mut() {
                     link.handshake.knows_data = link.lane != Lane::Replica;
                 }
-                self.greet_known(turn, handle, reply::text(answer).unwrap_or_default());
+                self.greet_known(reply::text(answer).unwrap_or_default());
             }
             (NodeHandshake::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
                     turn.shared().connections.remove_killed(node, &run_id, &ended);
                 }
-                self.greet_known(turn, handle, &info);
+                self.greet_known(&info);
             }
-            (NodeHandshake::Others(info), _) => self.link_is_up(turn, handle, &info),
+            (NodeHandshake::Others(info), _) => self.link_is_up(&info),
             (NodeHandshake::Ownership, _) => {
-                self.learn_standing(turn, handle, answer);
+                self.learn_standing(answer);
             }
             (NodeHandshake::Claim, None) => {}
-            (NodeHandshake::Waits(_), _) => self.attempt_failed(turn, handle, "it sent a reply without a request"),
+            (NodeHandshake::Waits(_), _) => self.fail("it sent a reply without a request"),
             (NodeHandshake::Claim, Some(error)) => {
                 link.handshake.standing = OwnershipStatus::Unmarked;
                 debug!(node = %turn.node_name(node), error, "node refuses ACL SETUSER");
             }
-            (NodeHandshake::Claimed(info), _) => match self.learn_standing(turn, handle, answer) {
+            (NodeHandshake::Claimed(info), _) => match self.learn_standing(answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
                     if let (Some(seat), Some(run_id)) = (&turn.shared().ownership, run_id_of(&info))
                         && seat.admit_process(node, &run_id, answer)
                     {
                         info!(node = %turn.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node until their lease ends");
                     }
-                    self.link_is_up(turn, handle, &info);
+                    self.link_is_up(&info);
                 }
-                Some(OwnershipStatus::Free) => {
-                    self.attempt_failed(turn, handle, "it did not store this router's ownership record")
-                }
+                Some(OwnershipStatus::Free) => self.fail("it did not store this router's ownership record"),
                 _ => {}
             },
             (NodeHandshake::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
                 let left = fences::foreign_connections(&list, &turn.shared().site, &turn.shared().incarnation);
-                let Some((last, first)) = left.split_last() else { return self.nothing_is_left(turn, handle, &info) };
+                let Some((last, first)) = left.split_last() else { return self.nothing_is_left(&info) };
                 info!(node = %turn.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are closed before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
                 let mut kills: Vec<_> = first.iter().map(|id| (NodeHandshake::Ended(None), kill(id))).collect();
                 kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
-                self.send_queries(turn, handle, kills);
+                self.send_queries(kills);
             }
             // Already gone.
             (NodeHandshake::Ended(info), error)
                 if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) =>
             {
                 if let Some(info) = info {
-                    self.nothing_is_left(turn, handle, &info);
+                    self.nothing_is_left(&info);
                 }
             }
             (NodeHandshake::Ended(_), None) => {}
@@ -542,57 +589,56 @@ impl Upstreams {
                     turn.shared().fences.note_refused(node, &run_id);
                 }
                 warn!(node = %turn.node_name(node), error, "node refuses CLIENT LIST: commands of an earlier run of the router may still be executed");
-                self.link_is_up(turn, handle, &info);
+                self.link_is_up(&info);
             }
             (NodeHandshake::Ended(_), Some(error)) => {
-                self.attempt_failed(
-                    turn,
-                    handle,
-                    &format!("it refuses CLIENT KILL ID for an earlier connection of the router: {error}"),
-                );
+                self.fail(&format!("it refuses CLIENT KILL ID for an earlier connection of the router: {error}"));
             }
         }
     }
 
     /// Sends further queries before the connection is used.
-    fn send_queries(&mut self, turn: &Turn, handle: Handle, questions: Vec<(NodeHandshake, Vec<String>)>) {
-        let Some(link) = self.get_mut(handle) else { return };
+    fn send_queries(&mut self, questions: Vec<(NodeHandshake, Vec<String>)>) {
+        let Some(link) = self.link_mut() else { return };
         let mut bytes = Vec::new();
         for (what, args) in questions {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
             link.handshake.steps.push_back(what);
         }
-        self.send_greeting(turn, handle, &bytes);
+        self.send_greeting(&bytes);
     }
 
-    fn nothing_is_left(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
-        if let (Some(link), Some(run_id)) = (self.get(handle), run_id_of(info)) {
+    fn nothing_is_left(&mut self, info: &[u8]) {
+        let turn = self.turn;
+        if let (Some(link), Some(run_id)) = (self.link(), run_id_of(info)) {
             turn.shared().fences.set_cleared(link.node, &run_id);
         }
         match &turn.shared().ownership {
-            Some(seat) if self.get(handle).is_some_and(|link| link.handshake.standing == OwnershipStatus::Free) => {
+            Some(seat) if self.link().is_some_and(|link| link.handshake.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
-                self.send_queries(turn, handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
+                self.send_queries(vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
             }
-            _ => self.link_is_up(turn, handle, info),
+            _ => self.link_is_up(info),
         }
     }
 
     /// Records which router owns the node. Closes the connection if this router must not use it.
-    fn learn_standing(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
-        let node = self.get(handle)?.node;
+    fn learn_standing(&mut self, answer: &[u8]) -> Option<OwnershipStatus> {
+        let turn = self.turn;
+        let node = self.link()?.node;
         let standing = turn.shared().ownership.as_ref()?.check_reply(&turn.node_name(node), answer);
-        self.get_mut(handle)?.handshake.standing = standing;
+        self.link_mut()?.handshake.standing = standing;
         if let Some(why) = refusal_reason(standing) {
-            self.attempt_failed(turn, handle, &why);
+            self.fail(&why);
         }
         Some(standing)
     }
 
     /// Returns the reason why this node must not be served, if so: it has lost its data, and no operator has accepted
     /// that.
-    fn comes_back_without_data(&self, turn: &Turn, handle: Handle, run_id: Option<&str>) -> Option<String> {
-        let link = self.get(handle).filter(|link| link.lane != Lane::Replica)?;
+    fn comes_back_without_data(&self, run_id: Option<&str>) -> Option<String> {
+        let turn = self.turn;
+        let link = self.link().filter(|link| link.lane != Lane::Replica)?;
         let (node, now, is_loading, policy) =
             (link.node, link.handshake.holdings?.keys, link.handshake.is_loading, turn.routing().live.on_data_loss);
         // A node without assigned keys misses none.
@@ -642,7 +688,8 @@ impl Upstreams {
         })
     }
 
-    fn link_is_up(&mut self, turn: &Turn, handle: Handle, info: &[u8]) {
+    fn link_is_up(&mut self, info: &[u8]) {
+        let turn = self.turn;
         let run_id: Option<Arc<str>> = run_id_of(info).map(Arc::from);
         let redis_version = field_of(info, "redis_version");
         let (flavour, version) = match field_of(info, "valkey_version") {
@@ -650,37 +697,33 @@ impl Upstreams {
             None => ("redis", redis_version.clone().unwrap_or_else(|| "unknown".to_owned())),
         };
         if let Some(why) = turn.routing().held.clone() {
-            self.attempt_failed(turn, handle, &why);
+            self.fail(&why);
             return;
         }
-        if !self.is_admitted(turn, handle, info, run_id.as_deref()) {
+        if !self.is_admitted(info, run_id.as_deref()) {
             return;
         }
-        if let Some(why) = self.comes_back_without_data(turn, handle, run_id.as_deref()) {
-            self.attempt_failed(turn, handle, &why);
+        if let Some(why) = self.comes_back_without_data(run_id.as_deref()) {
+            self.fail(&why);
             return;
         }
-        if self.is_loading(handle) {
-            self.attempt_failed(turn, handle, "it is loading its data");
+        if self.up.is_loading(self.handle) {
+            self.fail("it is loading its data");
             return;
         }
-        self.note_process(turn, handle, run_id.as_ref());
-        let Some(link) = self.get_mut(handle) else { return };
+        self.note_process(run_id.as_ref());
+        let Some(link) = self.link_mut() else { return };
         if link.lane != Lane::Replica && !turn.shared().all_left_old_servers() {
             // A write here could be acknowledged while others still read at the old primary or process. They leave it
             // within a turn.
-            return self.send_queries(
-                turn,
-                handle,
-                vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])],
-            );
+            return self.send_queries(vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
         }
         link.comes_up(turn.now_us());
         link.handshake.run_id.clone_from(&run_id);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
             // Facts about a node concern its primary. And replicas are only read, so their zombies are harmless.
-            self.mark(handle);
+            self.up.mark(self.handle);
             return;
         }
         turn.shared().connections.add(link.connection(turn.index()));
@@ -713,34 +756,35 @@ impl Upstreams {
             warn!(node = %name, "{why}");
         }
         if lane == Lane::Main {
-            self.end_outage(node);
-            self.kill_zombies(turn, node, handle, run_id.as_deref());
+            self.up.end_outage(node);
+            self.up.kill_zombies(turn, node, self.handle, run_id.as_deref());
             if learn {
-                self.push_own(turn, handle, &[b"COMMAND"], Purpose::Learn, 0);
+                self.up.push_own(turn, self.handle, &[b"COMMAND"], Purpose::Learn, 0);
             }
         }
         if lane == Lane::Pubsub {
-            self.emit(Event::PubsubUp { link: handle, node });
+            self.up.emit(Event::PubsubUp { link: self.handle, node });
         }
         if lane == Lane::Fills {
             let expire =
                 Elements { of_hash: fields_expire(flavour, &version), of_set: members_expire(flavour, &version) };
             let about = About { expire, is_covered: covers(flavour, &version), run_id, standing };
-            self.emit(Event::FillsUp { node, about });
+            self.up.emit(Event::FillsUp { node, about });
         }
         if lane.is_exclusive() {
-            self.exclusive_up(turn, handle);
+            self.up.exclusive_up(turn, self.handle);
         } else {
-            self.refuse_waiting_transactions(turn, handle);
+            self.up.refuse_waiting_transactions(turn, self.handle);
         }
-        self.mark(handle);
+        self.up.mark(self.handle);
     }
 
     /// Records the process of a connection. If it has replaced another process, all workers close their connections to that
     /// one: an address may lead to a new primary while connections to the old one stay open, so clients would read and
     /// write at both.
-    fn note_process(&self, turn: &Turn, handle: Handle, run_id: Option<&Arc<str>>) {
-        let Some(link) = self.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
+    fn note_process(&self, run_id: Option<&Arc<str>>) {
+        let turn = self.turn;
+        let Some(link) = self.link().filter(|link| link.lane != Lane::Replica) else { return };
         let (node, holdings, start_database) = (link.node, link.handshake.holdings, link.requests.start_database());
         let sent = turn.shared().changes_sent(node);
         let restarted = turn.shared().with_facts(node, |facts| {

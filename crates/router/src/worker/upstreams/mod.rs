@@ -239,7 +239,7 @@ impl Upstreams {
         self.pools.resize_with(self.pools.len().max(bound), Default::default);
     }
 
-    /// Returns a node for a command that any node can execute: another one each time.
+    /// Returns a node for a command that any node can execute, in turn.
     pub(super) fn choose_node(&mut self, turn: &Turn, routing: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         let (links, topology, number) = (&self.links, &routing.topology, self.turn_of_nodes);

@@ -9,7 +9,6 @@ use switchyard_resp::command::Lookup;
 use switchyard_resp::request::{Limits, Scanner};
 use switchyard_resp::translate::{Shape, to_resp3};
 use switchyard_resp::{encode, reply};
-use tracing::warn;
 
 use super::Upstreams;
 use super::kind::Checkout;
@@ -36,19 +35,6 @@ pub(in crate::worker) fn shape_of(turn: &Turn, request: &[u8]) -> Shape {
 }
 
 impl Upstreams {
-    /// Continues in RESP2, on a new connection: commands after the refused `HELLO` may have been refused with it.
-    pub(super) fn downgrade(&mut self, turn: &Turn, handle: Handle, error: &str) {
-        let Some(link) = self.get_mut(handle) else { return };
-        let node = link.node;
-        link.downgraded = true;
-        link.handshake.abort();
-        link.socket.close(turn);
-        link.life.wait_until(turn.now_us());
-        if turn.shared().with_facts(node, |f| !std::mem::replace(&mut f.translated, true)) {
-            warn!(node = %turn.node_name(node), error, "node does not speak RESP3: its replies to RESP3 clients are translated");
-        }
-    }
-
     /// Returns the reply at the head of a downgraded connection in RESP3; `None` if it is the same.
     pub(in crate::worker) fn raised(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
         let link = self.get(handle)?;
