@@ -62,11 +62,11 @@ pub(super) fn acquire(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane
     if cx.turn.node_fails(node) {
         return Acquired::Refused(cx.turn.down_text(node));
     }
-    if let Some(link) = cx.up.take_free(node, lane, resp3) {
+    if let Some(link) = cx.up.pool(&cx.turn, node, lane).take_free(resp3) {
         return Acquired::Link(link);
     }
     cx.down.stall(&cx.turn, handle, Stall::Exclusive);
-    cx.up.wait_for_connection(&cx.turn, handle, node, lane, resp3);
+    cx.up.pool(&cx.turn, node, lane).wait(handle, resp3);
     Acquired::Wait
 }
 

@@ -511,7 +511,7 @@ impl ReissuedCommands {
         };
         let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3());
         let (clients, reissued) = (&cx.down, &self);
-        cx.up.make_ahead(&cx.turn, node, Lane::Blocking, resp3, |most| reissued.count_of(clients, resp3, most));
+        cx.up.pool(&cx.turn, node, Lane::Blocking).make_ahead(resp3, |most| reissued.count_of(clients, resp3, most));
         if !cx.turn.shared().wait_queues.is_turn(ticket, &cx.turn.shared().mailboxes) {
             return cx.down.stall(&cx.turn, handle, Stall::Turn);
         }

@@ -89,7 +89,7 @@ impl Upstreams {
             self.emit(Event::PubsubLost { node });
         }
         if lane.is_exclusive() {
-            self.wake(turn, node, lane);
+            self.pool(turn, node, lane).wake();
         }
     }
 
@@ -137,7 +137,7 @@ impl Upstreams {
         }
         link.is_forgotten();
         if link.lane.is_exclusive() {
-            self.exclusive_gone(turn, handle, &link);
+            self.pools.remove(turn, handle, &link);
         }
         if let Some(unblock) = link.checkout().and_then(Checkout::unblock) {
             unblock.answer(&turn.shared().mailboxes, 0);

@@ -38,7 +38,7 @@ use super::upstreams::lifecycle::Lifecycle;
 use super::upstreams::link::{Pending, Purpose};
 use super::upstreams::links::Links;
 use super::upstreams::outages::Outages;
-use super::upstreams::pool::NodePools;
+use super::upstreams::pool::Pools;
 use super::upstreams::queued::Transaction;
 use super::upstreams::requests::Requests;
 use super::upstreams::socket::Socket;
@@ -155,8 +155,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct Upstreams {
     links: Links,
-    /// Exclusive connections, by node number.
-    pools: Vec<NodePools>,
+    pools: Pools,
     /// Connections with unsent output.
     dirty: Vec<Handle>,
     outages: Outages,
@@ -174,7 +173,7 @@ impl Upstreams {
     pub(super) fn new(zombies: Zombies, index: usize) -> Self {
         Self {
             links: Links::new(),
-            pools: Vec::new(),
+            pools: Pools::default(),
             dirty: Vec::new(),
             outages: Outages::default(),
             zombies,
@@ -236,7 +235,7 @@ impl Upstreams {
     /// Makes room for nodes below this number.
     fn know_nodes(&mut self, bound: usize) {
         self.links.know_nodes(bound);
-        self.pools.resize_with(self.pools.len().max(bound), Default::default);
+        self.pools.know_nodes(bound);
     }
 
     /// Returns a node for a command that any node can execute, in turn.

@@ -36,7 +36,7 @@ const AHEAD_REST_US: u64 = 1_000_000;
 
 /// Exclusive connections of a worker to one node.
 #[derive(Debug, Default)]
-pub(super) struct NodePools {
+struct NodePools {
     /// By `Lane::pool`.
     pools: [Pool; 3],
     /// Limits of these over all workers. Known after the first request.
@@ -53,7 +53,7 @@ struct Waiter {
 
 /// The exclusive connections of one kind to one node.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+struct Pool {
     /// Number of connections in any state.
     open: usize,
     /// Number of them that have never been up: RESP2, RESP3.
@@ -68,32 +68,82 @@ pub(super) struct Pool {
     ahead_rests_until_us: u64,
 }
 
-impl Upstreams {
-    /// Returns the pool of an exclusive lane.
-    fn pool(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
-        self.pools.get(node.index())?.pools.get(lane.pool()?)
+/// The pools of a worker, by node number.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    nodes: Vec<NodePools>,
+}
+
+impl Pools {
+    /// Makes room for nodes below this number.
+    pub(super) fn know_nodes(&mut self, bound: usize) {
+        self.nodes.resize_with(self.nodes.len().max(bound), Default::default);
     }
 
-    fn pool_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
-        self.pools.get_mut(node.index())?.pools.get_mut(lane.pool()?)
+    /// Returns the pool of an exclusive lane.
+    fn get(&self, node: NodeId, lane: Lane) -> Option<&Pool> {
+        self.nodes.get(node.index())?.pools.get(lane.pool()?)
+    }
+
+    fn get_mut(&mut self, node: NodeId, lane: Lane) -> Option<&mut Pool> {
+        self.nodes.get_mut(node.index())?.pools.get_mut(lane.pool()?)
     }
 
     /// Returns all pools.
-    fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
+    fn iter_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
         let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
-        let nodes = self.pools.iter_mut().enumerate();
+        let nodes = self.nodes.iter_mut().enumerate();
         nodes.flat_map(move |(number, node)| {
             node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool))
         })
     }
 
-    /// Takes a free connection of this protocol out of the pool.
-    pub(in crate::worker) fn take_free(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Option<Handle> {
-        let is_fit = |link: &Link| link.is_up() && link.resp3 == resp3;
-        let at = self.pool(node, lane)?.free.iter().rposition(|handle| self.get(*handle).is_some_and(is_fit))?;
-        let handle = self.pool_mut(node, lane)?.free.remove(at);
-        self.get_mut(handle)?.checkout_mut()?.lend(Handle::NONE);
-        Some(handle)
+    /// Returns the counts of exclusive connections of all workers to the node.
+    fn bounds(&mut self, turn: &Turn, node: NodeId) -> Option<&ExclusiveBounds> {
+        let bounds = &mut self.nodes.get_mut(node.index())?.exclusive_bounds;
+        Some(bounds.get_or_insert_with(|| turn.shared().exclusive_bounds(node)))
+    }
+
+    /// Publishes whether clients of this worker wait for room. Returns whether this is a change.
+    fn set_waiting_for_room(&mut self, turn: &Turn, node: NodeId, lane: Lane, waits: bool) -> bool {
+        let (worker, place) = (turn.index(), lane.pool());
+        place
+            .is_some_and(|place| self.bounds(turn, node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits)))
+    }
+
+    /// Whether to close a connection that has become free, because other workers have clients in line and this one
+    /// exceeds its share.
+    fn is_above_share(&mut self, turn: &Turn, node: NodeId, lane: Lane) -> bool {
+        let (worker, bound) = (turn.index(), bound(turn, lane).0);
+        let (Some(place), Some(open)) = (lane.pool(), self.get(node, lane).map(|pool| pool.open)) else {
+            return false;
+        };
+        self.bounds(turn, node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
+    }
+
+    /// Updates the pool after an exclusive connection was removed.
+    pub(super) fn remove(&mut self, turn: &Turn, handle: Handle, link: &Link) {
+        if let Some(pool) = self.get_mut(link.node, link.lane) {
+            pool.open = pool.open.saturating_sub(1);
+            let coming = &mut pool.coming[usize::from(link.resp3)];
+            let was_coming = link.checkout().is_some_and(Checkout::is_coming);
+            *coming = coming.saturating_sub(usize::from(was_coming));
+            pool.free.retain(|h| *h != handle);
+        }
+        let (worker, Some(place)) = (turn.index(), link.lane.pool()) else { return };
+        let waiting = self.bounds(turn, link.node).map_or(0, |bounds| bounds.release(worker, place));
+        for worker in (0..turn.shared().mailboxes.len())
+            .filter(|worker| *worker != turn.index() && waiting & (1 << (worker % 64)) != 0)
+        {
+            turn.shared().mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
+        }
+    }
+
+    /// Removes a client from all lines.
+    pub(super) fn leave(&mut self, handle: Handle) {
+        for (_, _, pool) in self.iter_mut() {
+            pool.waiters.retain(|waiter| waiter.client != handle);
+        }
     }
 }
 
@@ -114,20 +164,149 @@ fn want_room(turn: &Turn, node: NodeId, lane: Lane) {
     }
 }
 
+/// A pool with access to the connections.
+#[derive(Debug)]
+pub(in crate::worker) struct ExclusivePool<'a> {
+    up: &'a mut Upstreams,
+    turn: &'a Turn,
+    node: NodeId,
+    lane: Lane,
+}
+
+impl ExclusivePool<'_> {
+    fn pool_mut(&mut self) -> Option<&mut Pool> {
+        self.up.pools.get_mut(self.node, self.lane)
+    }
+
+    /// Takes a free connection of this protocol out of the pool.
+    pub(in crate::worker) fn take_free(&mut self, resp3: bool) -> Option<Handle> {
+        let (up, node, lane) = (&mut *self.up, self.node, self.lane);
+        let is_fit = |link: &Link| link.is_up() && link.resp3 == resp3;
+        let at = up.pools.get(node, lane)?.free.iter().rposition(|handle| up.get(*handle).is_some_and(is_fit))?;
+        let handle = up.pools.get_mut(node, lane)?.free.remove(at);
+        up.get_mut(handle)?.checkout_mut()?.lend(Handle::NONE);
+        Some(handle)
+    }
+
+    /// Puts a client in line.
+    pub(in crate::worker) fn wait(&mut self, client: Handle, resp3: bool) {
+        let Self { turn, .. } = *self;
+        let since_us = turn.now_us();
+        if let Some(pool) = self.pool_mut() {
+            pool.waiters.push_back(Waiter { client, resp3, since_us });
+        }
+        self.grow(resp3);
+    }
+
+    /// Passes free connections to clients in line, and opens connections for the remaining ones.
+    pub(super) fn wake(&mut self) {
+        let Self { turn, node, lane, .. } = *self;
+        while let Some(front) = self.pool_mut().and_then(|p| p.waiters.front().copied()) {
+            let Waiter { client, resp3, .. } = front;
+            if let Some(link) = self.take_free(resp3) {
+                let checkout = self.up.get_mut(link).and_then(Link::checkout_mut);
+                checkout.into_iter().for_each(|checkout| checkout.lend(client));
+                self.up.emit(Event::Granted { client, link });
+            } else if turn.node_fails(node) {
+                self.up.emit(Event::Refused { client, text: None });
+            } else {
+                self.grow(resp3);
+                return;
+            }
+            self.pool_mut().map(|p| p.waiters.pop_front());
+        }
+        self.up.pools.set_waiting_for_room(turn, node, lane, false);
+    }
+
+    /// Opens one more connection, if it is needed and the bound allows it, or if a free one of the other protocol can
+    /// be closed for it.
+    fn grow(&mut self, resp3: bool) {
+        let Self { turn, node, lane, .. } = *self;
+        let Some(pool) = self.pool_mut() else { return };
+        let [of_resp2, of_resp3] = pool.coming;
+        let alike = if resp3 { of_resp3 } else { of_resp2 };
+        // Connections that come up trigger the next ones.
+        if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
+            return;
+        }
+        let has_yielded = pool.has_yielded;
+        if !has_yielded && self.open(resp3, false) {
+            return;
+        }
+        if let Some(other) = self.pool_mut().and_then(|pool| pool.free.pop()) {
+            self.up.drop_link(turn, other);
+            if self.open(resp3, false) {
+                return;
+            }
+        }
+        if self.up.pools.set_waiting_for_room(turn, node, lane, true) {
+            want_room(turn, node, lane);
+        }
+    }
+
+    /// Returns false if there is no room for it.
+    fn open(&mut self, resp3: bool, is_ahead: bool) -> bool {
+        let Self { turn, node, lane, .. } = *self;
+        let (worker, bound) = (turn.index(), bound(turn, lane).0);
+        let Some(place) = lane.pool() else { return false };
+        if !self.up.pools.bounds(turn, node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
+            return false;
+        }
+        // If the next one finds no room, this is a change, and the other workers are notified again.
+        self.up.pools.set_waiting_for_room(turn, node, lane, false);
+        let Some(pool) = self.pool_mut() else { return false };
+        pool.open += 1;
+        pool.coming[usize::from(resp3)] += 1;
+        let mut link =
+            Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.set_coming(is_ahead));
+        let link = self.up.links.insert(link);
+        self.up.connect(turn, link);
+        true
+    }
+
+    /// Opens connections in advance for clients that will need one soon but not at the same time: otherwise each would
+    /// wait for its own connection, and with it all clients behind it. They belong to no client: the first in line gets
+    /// one regardless of the length of the line. `how_many` returns the demand, up to a maximum.
+    pub(in crate::worker) fn make_ahead(&mut self, resp3: bool, how_many: impl FnOnce(usize) -> usize) {
+        let Self { turn, node, lane, .. } = *self;
+        let (bound, Some(place)) = (bound(turn, lane).0, lane.pool()) else { return };
+        let Some(room) = self.up.pools.bounds(turn, node).map(|bounds| bounds.available(place, bound)) else { return };
+        let Some(pool) = self.up.pools.get(node, lane) else { return };
+        let free = pool.free.iter().filter(|h| self.up.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
+        let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
+        let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
+        let rests = turn.now_us() < pool.ahead_rests_until_us;
+        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || turn.node_fails(node) {
+            return;
+        }
+        for _ in there..how_many(there + most).min(there + most) {
+            if !self.open(resp3, true) {
+                return;
+            }
+        }
+    }
+}
+
 impl Upstreams {
-    /// Returns the counts of exclusive connections of all workers to the node.
-    fn exclusive_bounds(&mut self, turn: &Turn, node: NodeId) -> Option<&ExclusiveBounds> {
-        let bounds = &mut self.pools.get_mut(node.index())?.exclusive_bounds;
-        Some(bounds.get_or_insert_with(|| turn.shared().exclusive_bounds(node)))
+    /// Returns the pool of a lane.
+    pub(in crate::worker) fn pool<'a>(&'a mut self, turn: &'a Turn, node: NodeId, lane: Lane) -> ExclusivePool<'a> {
+        ExclusivePool { up: self, turn, node, lane }
+    }
+
+    /// Removes a client from all lines.
+    pub(in crate::worker) fn leave_pools(&mut self, client: Handle) {
+        self.pools.leave(client);
     }
 
     /// Closes an unused connection for other workers that wait.
     pub(in crate::worker) fn make_room(&mut self, turn: &Turn, node: NodeId, lane: Lane) {
         // Of this kind first. If the node accepts no more connections at all, another kind makes room as well.
-        let is_full = self.exclusive_bounds(turn, node).is_some_and(ExclusiveBounds::is_full);
+        let is_full = self.pools.bounds(turn, node).is_some_and(ExclusiveBounds::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
             let unused = self
-                .pool_mut(node, lane)
+                .pools
+                .get_mut(node, lane)
                 .filter(|pool| pool.waiters.is_empty())
                 .and_then(|pool| pool.free.first().copied());
             if let Some(unused) = unused {
@@ -139,91 +318,10 @@ impl Upstreams {
     /// Handles the message of another worker that a connection to the node was closed.
     pub(in crate::worker) fn room_was_made(&mut self, turn: &Turn, node: NodeId) {
         for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
-            if let Some(pool) = self.pool_mut(node, lane) {
+            if let Some(pool) = self.pools.get_mut(node, lane) {
                 pool.has_yielded = false;
             }
-            self.wake(turn, node, lane);
-        }
-    }
-
-    /// Publishes whether clients of this worker wait for room. Returns whether this is a change.
-    fn set_waiting_for_room(&mut self, turn: &Turn, node: NodeId, lane: Lane, waits: bool) -> bool {
-        let (worker, place) = (turn.index(), lane.pool());
-        place.is_some_and(|place| {
-            self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits))
-        })
-    }
-
-    /// Opens one more connection, if it is needed and the bound allows it, or if a free one of the other protocol can
-    /// be closed for it.
-    fn grow(&mut self, turn: &Turn, node: NodeId, lane: Lane, resp3: bool) {
-        let Some(pool) = self.pool_mut(node, lane) else { return };
-        let [of_resp2, of_resp3] = pool.coming;
-        let alike = if resp3 { of_resp3 } else { of_resp2 };
-        // Connections that come up trigger the next ones.
-        if alike > 0 && (alike >= COMING_MAX || of_resp2 + of_resp3 >= pool.waiters.len()) {
-            return;
-        }
-        let has_yielded = pool.has_yielded;
-        if !has_yielded && self.open_exclusive(turn, node, lane, resp3, false) {
-            return;
-        }
-        if let Some(other) = self.pool_mut(node, lane).and_then(|pool| pool.free.pop()) {
-            self.drop_link(turn, other);
-            if self.open_exclusive(turn, node, lane, resp3, false) {
-                return;
-            }
-        }
-        if self.set_waiting_for_room(turn, node, lane, true) {
-            want_room(turn, node, lane);
-        }
-    }
-
-    /// Returns false if there is no room for it.
-    fn open_exclusive(&mut self, turn: &Turn, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
-        let (worker, bound) = (turn.index(), bound(turn, lane).0);
-        let Some(place) = lane.pool() else { return false };
-        if !self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
-            return false;
-        }
-        // If the next one finds no room, this is a change, and the other workers are notified again.
-        self.set_waiting_for_room(turn, node, lane, false);
-        let Some(pool) = self.pool_mut(node, lane) else { return false };
-        pool.open += 1;
-        pool.coming[usize::from(resp3)] += 1;
-        let mut link =
-            Link::new(node, lane, resp3, turn.routing().live.database, turn.counters().node(node), turn.now_us());
-        link.checkout_mut().into_iter().for_each(|checkout| checkout.set_coming(is_ahead));
-        let link = self.links.insert(link);
-        self.connect(turn, link);
-        true
-    }
-
-    /// Opens connections in advance for clients that will need one soon but not at the same time: otherwise each would
-    /// wait for its own connection, and with it all clients behind it. They belong to no client: the first in line gets
-    /// one regardless of the length of the line. `how_many` returns the demand, up to a maximum.
-    pub(in crate::worker) fn make_ahead(
-        &mut self,
-        turn: &Turn,
-        node: NodeId,
-        lane: Lane,
-        resp3: bool,
-        how_many: impl FnOnce(usize) -> usize,
-    ) {
-        let (bound, Some(place)) = (bound(turn, lane).0, lane.pool()) else { return };
-        let Some(room) = self.exclusive_bounds(turn, node).map(|bounds| bounds.available(place, bound)) else { return };
-        let Some(pool) = self.pool(node, lane) else { return };
-        let free = pool.free.iter().filter(|h| self.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
-        let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
-        let most = COMING_MAX.saturating_sub(coming.max(there)).min(room);
-        let rests = turn.now_us() < pool.ahead_rests_until_us;
-        if there >= AHEAD_MIN || most == 0 || rests || pool.has_yielded || turn.node_fails(node) {
-            return;
-        }
-        for _ in there..how_many(there + most).min(there + most) {
-            if !self.open_exclusive(turn, node, lane, resp3, true) {
-                return;
-            }
+            self.pool(turn, node, lane).wake();
         }
     }
 
@@ -233,7 +331,7 @@ impl Upstreams {
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         let is_coming = link.checkout().is_some_and(Checkout::is_coming);
         link.checkout_mut().into_iter().for_each(|checkout| checkout.lend(Handle::NONE));
-        if is_coming && let Some(pool) = self.pool_mut(node, lane) {
+        if is_coming && let Some(pool) = self.pools.get_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
             *coming = coming.saturating_sub(1);
         }
@@ -261,67 +359,22 @@ impl Upstreams {
             return;
         }
         checkout.end_unblock(&turn.shared().mailboxes, 0);
-        if self.is_above_share(turn, handle) {
+        if self.pools.is_above_share(turn, node, lane) {
             // No command is on it, and the other workers are notified of the room.
-            if let Some(pool) = self.pool_mut(node, lane) {
+            if let Some(pool) = self.pools.get_mut(node, lane) {
                 pool.has_yielded = true;
             }
             self.drop_link(turn, handle);
-            return self.wake(turn, node, lane);
+            return self.pool(turn, node, lane).wake();
         }
         let Some(link) = self.get_mut(handle) else { return };
         link.incoming.unpause();
         link.life.note_use(turn.now_us());
         link.checkout_mut().into_iter().for_each(Checkout::release);
-        if let Some(pool) = self.pool_mut(node, lane) {
+        if let Some(pool) = self.pools.get_mut(node, lane) {
             pool.free.push(handle);
         }
-        self.wake(turn, node, lane);
-    }
-
-    /// Whether to close a connection that has become free, because other workers have clients in line and this one
-    /// exceeds its share.
-    fn is_above_share(&mut self, turn: &Turn, handle: Handle) -> bool {
-        let Some((node, lane)) = self.get(handle).map(|link| (link.node, link.lane)) else { return false };
-        let (worker, bound) = (turn.index(), bound(turn, lane).0);
-        let (Some(place), Some(open)) = (lane.pool(), self.pool_mut(node, lane).map(|pool| pool.open)) else {
-            return false;
-        };
-        self.exclusive_bounds(turn, node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
-    }
-
-    /// Puts a client in line.
-    pub(in crate::worker) fn wait_for_connection(
-        &mut self,
-        turn: &Turn,
-        client: Handle,
-        node: NodeId,
-        lane: Lane,
-        resp3: bool,
-    ) {
-        let since_us = turn.now_us();
-        if let Some(pool) = self.pool_mut(node, lane) {
-            pool.waiters.push_back(Waiter { client, resp3, since_us });
-        }
-        self.grow(turn, node, lane, resp3);
-    }
-
-    /// Passes free connections to clients in line, and opens connections for the remaining ones.
-    pub(super) fn wake(&mut self, turn: &Turn, node: NodeId, lane: Lane) {
-        while let Some(front) = self.pool_mut(node, lane).and_then(|p| p.waiters.front().copied()) {
-            let Waiter { client, resp3, .. } = front;
-            if let Some(link) = self.take_free(node, lane, resp3) {
-                self.get_mut(link).and_then(Link::checkout_mut).into_iter().for_each(|checkout| checkout.lend(client));
-                self.emit(Event::Granted { client, link });
-            } else if turn.node_fails(node) {
-                self.emit(Event::Refused { client, text: None });
-            } else {
-                self.grow(turn, node, lane, resp3);
-                return;
-            }
-            self.pool_mut(node, lane).map(|p| p.waiters.pop_front());
-        }
-        self.set_waiting_for_room(turn, node, lane, false);
+        self.pool(turn, node, lane).wake();
     }
 
     /// Handles a failed attempt to open an exclusive connection: the client in line for which it was made gets the
@@ -332,45 +385,20 @@ impl Upstreams {
         let (node, lane) = (link.node, link.lane);
         self.drop_link(turn, handle);
         let rests_until_us = turn.now_us() + AHEAD_REST_US;
-        if let Some(pool) = self.pool_mut(node, lane).filter(|_| is_ahead) {
+        if let Some(pool) = self.pools.get_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
         // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
         // block there end as at a server.
         let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
         if is_ahead || is_lost {
-            self.wake(turn, node, lane);
+            self.pool(turn, node, lane).wake();
             return;
         }
         let (_, what, _) = bound(turn, lane);
         let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", turn.node_name(node));
-        if let Some(first) = self.pool_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
+        if let Some(first) = self.pools.get_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
             self.emit(Event::Refused { client: first.client, text: Some(text) });
-        }
-    }
-
-    /// Updates the pool after an exclusive connection was removed.
-    pub(super) fn exclusive_gone(&mut self, turn: &Turn, handle: Handle, link: &Link) {
-        if let Some(pool) = self.pool_mut(link.node, link.lane) {
-            pool.open = pool.open.saturating_sub(1);
-            let coming = &mut pool.coming[usize::from(link.resp3)];
-            let was_coming = link.checkout().is_some_and(Checkout::is_coming);
-            *coming = coming.saturating_sub(usize::from(was_coming));
-            pool.free.retain(|h| *h != handle);
-        }
-        let (worker, Some(place)) = (turn.index(), link.lane.pool()) else { return };
-        let waiting = self.exclusive_bounds(turn, link.node).map_or(0, |bounds| bounds.release(worker, place));
-        for worker in (0..turn.shared().mailboxes.len())
-            .filter(|worker| *worker != turn.index() && waiting & (1 << (worker % 64)) != 0)
-        {
-            turn.shared().mailboxes.send(worker, Message::ConnectionAvailable { node: link.node });
-        }
-    }
-
-    /// Removes a client from all lines.
-    pub(in crate::worker) fn leave_pools(&mut self, handle: Handle) {
-        for (_, _, pool) in self.pools_mut() {
-            pool.waiters.retain(|waiter| waiter.client != handle);
         }
     }
 
@@ -389,7 +417,7 @@ impl Upstreams {
         if link.is_uploading() {
             // The node has half a command, which it never executes without the rest. Earlier commands are complete.
             self.drop_link(turn, handle);
-            self.wake(turn, node, lane);
+            self.pool(turn, node, lane).wake();
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
             self.break_link(turn, handle, "the client disconnected in the middle of a large value");
         } else if link.task() == Task::Watching {
@@ -411,7 +439,7 @@ impl Upstreams {
         let timeout_us = turn.routing().live.command_timeout.as_micros() as u64;
         let mut late = Vec::new();
         let mut waited_for = Vec::new();
-        for (node, lane, pool) in self.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
+        for (node, lane, pool) in self.pools.iter_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
             pool.waiters.retain(|waiter| {
                 let is_late = turn.now_us().saturating_sub(waiter.since_us) > timeout_us
                     && !turn.shared().busy.was_busy(node, turn.now_us(), turn.routing().live.command_timeout);
@@ -424,7 +452,7 @@ impl Upstreams {
         }
         for (waiter, node, lane) in late {
             let (bound, what, key) = bound(turn, lane);
-            let bound = self.exclusive_bounds(turn, node).map_or(bound, |bounds| bounds.bound(bound));
+            let bound = self.pools.bounds(turn, node).map_or(bound, |bounds| bounds.bound(bound));
             let text = format!(
                 "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
                 turn.node_name(node),
@@ -433,20 +461,22 @@ impl Upstreams {
             self.emit(Event::Refused { client: waiter, text: Some(text) });
         }
         for (node, lane) in waited_for {
-            if let Some(pool) = self.pool_mut(node, lane) {
+            if let Some(pool) = self.pools.get_mut(node, lane) {
                 pool.has_yielded = false;
             }
             if lane == Lane::Watch {
                 self.emit(Event::WatchAwaited { node });
             }
-            if self.set_waiting_for_room(turn, node, lane, false) && self.set_waiting_for_room(turn, node, lane, true) {
+            if self.pools.set_waiting_for_room(turn, node, lane, false)
+                && self.pools.set_waiting_for_room(turn, node, lane, true)
+            {
                 want_room(turn, node, lane);
             }
             // As many as may connect at the same time, because some earlier attempts may have failed.
             for _ in 0..COMING_MAX {
-                let before = self.pool_mut(node, lane).map(|p| p.coming);
-                self.wake(turn, node, lane);
-                if self.pool_mut(node, lane).map(|p| p.coming) == before {
+                let before = self.pools.get_mut(node, lane).map(|p| p.coming);
+                self.pool(turn, node, lane).wake();
+                if self.pools.get_mut(node, lane).map(|p| p.coming) == before {
                     break;
                 }
             }
