@@ -76,36 +76,30 @@ pub(super) fn is_end_of_waits(turn: &Turn, error: &[u8]) -> bool {
         || error.starts_with(b"-UNBLOCKED") && turn.shared().draining.load(Ordering::Relaxed)
 }
 
-impl Upstreams {
-    /// Probes nodes with waiting clients and no other traffic.
-    pub(super) fn tick_blocked(&mut self, turn: &Turn) {
-        if turn.now_us() < self.unblocks.next_probe_us {
-            return;
-        }
-        self.unblocks.next_probe_us = turn.now_us() + PROBE_US;
-        let mut nodes: Vec<NodeId> = self
-            .links()
-            .iter()
-            .filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle())
-            .map(|(_, l)| l.node())
-            .collect();
-        nodes.sort_unstable();
-        nodes.dedup();
-        let live = &turn.routing().live;
-        let command_timeout = live.command_timeout;
-        let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
-        for node in nodes {
-            let Some(main) = self.links().main(node) else { continue };
-            let Some(link) = self.get(main) else { continue };
-            let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
-            if link.phase() != Phase::Up
-                && !is_busy
-                && turn.now_us().saturating_sub(link.incoming().received_us()) > timeout_us
-            {
-                self.break_waiting(turn, node, "the node can no longer be reached");
-            } else if link.phase() == Phase::Up && link.is_idle() {
-                self.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);
-            }
+/// Probes nodes with waiting clients and no other traffic.
+pub(super) fn tick_blocked(turn: &Turn, up: &mut Upstreams) {
+    if turn.now_us() < up.unblocks().next_probe_us {
+        return;
+    }
+    up.unblocks().next_probe_us = turn.now_us() + PROBE_US;
+    let mut nodes: Vec<NodeId> =
+        up.links().iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let live = &turn.routing().live;
+    let command_timeout = live.command_timeout;
+    let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
+    for node in nodes {
+        let Some(main) = up.links().main(node) else { continue };
+        let Some(link) = up.get(main) else { continue };
+        let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
+        if link.phase() != Phase::Up
+            && !is_busy
+            && turn.now_us().saturating_sub(link.incoming().received_us()) > timeout_us
+        {
+            up.break_waiting(turn, node, "the node can no longer be reached");
+        } else if link.phase() == Phase::Up && link.is_idle() {
+            up.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);
         }
     }
 }
@@ -314,13 +308,13 @@ pub(super) fn on_unblock(cx: &mut Context, link_handle: Handle, answer: &[u8]) {
         cx.up.release(&cx.turn, link_handle);
     } else {
         // The command had not reached the node, or its reply is in transit.
-        cx.up.unblocks.again.push(link_handle);
+        cx.up.unblocks().again.push(link_handle);
     }
 }
 
 /// Repeats CLIENT UNBLOCK for waits that had not started yet.
 pub(super) fn retry_unblocks(cx: &mut Context) {
-    for link in std::mem::take(&mut cx.up.unblocks.again) {
+    for link in std::mem::take(&mut cx.up.unblocks().again) {
         if cx.up.get(link).and_then(Link::checkout).and_then(Checkout::unblock).is_some_and(Unblock::is_to_be_sent) {
             send_unblock(cx, link);
         }

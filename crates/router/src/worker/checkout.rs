@@ -56,7 +56,7 @@ pub(super) fn acquire(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane
         if client.in_flight() == 0 {
             // Kept for a command that now goes elsewhere.
             client.take_held();
-            cx.up.abandon_of(&cx.turn, handle, held);
+            cx.up.abandon(&cx.turn, handle, held);
         }
     }
     if cx.turn.node_fails(node) {

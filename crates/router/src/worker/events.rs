@@ -80,7 +80,7 @@ impl Worker {
                     self.cx.up.release(&self.cx.turn, link);
                 }
             }
-            ClientEvent::Abandons { client, link } => self.cx.up.abandon_of(&self.cx.turn, client, link),
+            ClientEvent::Abandons { client, link } => self.cx.up.abandon(&self.cx.turn, client, link),
             ClientEvent::LeavesLine { client } => self.cx.up.leave_pools(client),
             ClientEvent::OwnWrite { client, keys } => self.tracking.on_own_write(&self.cx.turn, client, &keys),
         }
@@ -96,7 +96,7 @@ impl Worker {
         }
         let watched = client.state::<Session>().and_then(|s| s.watch.as_ref()).map(|w| w.link);
         for held in client.held().into_iter().chain(watched) {
-            self.cx.up.abandon_of(&self.cx.turn, handle, held);
+            self.cx.up.abandon(&self.cx.turn, handle, held);
         }
         if client.is_monitor() {
             end_monitor(&self.cx.turn, handle);

@@ -588,7 +588,7 @@ pub(super) fn publish_drained(turn: &Turn, up: &mut Upstreams, hooks: &mut Comma
             note(link.node(), head.cacheable);
         }
     }
-    up.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.cacheable()));
+    up.zombies().iter().for_each(|zombie| note(zombie.node(), zombie.cacheable()));
     if oldest != hooks.hot.drained {
         turn.shared().hot.drained(turn.index(), oldest.clone());
         hooks.hot.drained = oldest;
@@ -612,7 +612,7 @@ fn send_beats(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
 pub(super) fn tick(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) -> Vec<Handle> {
     let hot = &mut hooks.hot;
     if hot.holds.in_doubt() > 0 {
-        hot.holds.settle(&*hot.gates, |node| up.zombies.count_at(node) == 0);
+        hot.holds.settle(&*hot.gates, |node| up.zombies().count_at(node) == 0);
     }
     turn.counters().hot.in_doubt.set(hot.holds.in_doubt() as u64);
     hooks.look_at_load(turn);

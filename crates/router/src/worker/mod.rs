@@ -82,6 +82,7 @@ use crate::worker::accept::handshake_failed;
 use crate::worker::blocking::end_wait;
 use crate::worker::blocking::restamp_waiting;
 use crate::worker::blocking::retry_unblocks;
+use crate::worker::blocking::tick_blocked;
 use crate::worker::blocking::unblock_client;
 use crate::worker::client_commands::kill_clients;
 use crate::worker::client_commands::list_clients;
@@ -503,7 +504,7 @@ impl Worker {
         self.large_keys.forget_old(self.cx.turn.now_us());
         self.cx.up.tick_pools(&self.cx.turn);
         self.gathers.tick_timeout(&mut self.cx);
-        self.cx.up.tick_blocked(&self.cx.turn);
+        tick_blocked(&self.cx.turn, &mut self.cx.up);
         self.tracking.push_to_blocked_clients(&self.cx.turn, &mut self.cx.down);
     }
 

@@ -69,7 +69,7 @@ fn has_settled(turn: &Turn, up: &Upstreams, by_us: u64) -> bool {
     let waits = |l: &Link| l.lane() == Lane::Blocking || l.is_only_uploading();
     let in_flight = up.links().iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
     // The end of a broken connection's commands may stay unconfirmed while its node is unreachable.
-    !in_flight && up.zombies.is_empty() || turn.now_us().saturating_sub(by_us) > 2 * timeout
+    !in_flight && up.zombies().is_empty() || turn.now_us().saturating_sub(by_us) > 2 * timeout
 }
 
 /// Resumes clients whose commands are no longer held. A command that still is returns to its stall.

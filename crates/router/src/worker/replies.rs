@@ -14,8 +14,10 @@ use super::large::pass_piece;
 use super::scripts::heal_script;
 use super::transactions::on_watch;
 use super::upstreams::Link;
+use super::upstreams::connect::rewrite_redirect;
 use super::upstreams::kind::Lane;
 use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
+use super::upstreams::translate::raised;
 use super::wait::{forget_waiting, on_wait};
 use crate::slab::Handle;
 
@@ -133,7 +135,7 @@ impl Worker {
             }
             return;
         }
-        let raised = if link.is_downgraded() { self.cx.up.raised(&self.cx.turn, handle, answer) } else { None };
+        let raised = if link.is_downgraded() { raised(&self.cx.turn, link, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
         let Some(link) = self.cx.up.get_mut(handle) else { return };
         let Some(head) = link.head() else {
@@ -146,10 +148,11 @@ impl Worker {
             self.cx.hooks.note_slow(&self.cx.turn, &self.cx.down, &self.gathers, link);
         }
         let is_error = reply::is_error(answer);
+        let mut instead = None;
         if is_error && let Some(link) = self.cx.up.get(handle) {
             link.counters().note_error(answer);
+            instead = rewrite_redirect(&self.cx.turn, link.node(), answer);
         }
-        let instead = if is_error { self.cx.up.rewrite_redirect(&self.cx.turn, handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error
             && (answer.starts_with(b"-NOSCRIPT") && heal_script(&mut self.cx, handle)
@@ -209,7 +212,9 @@ impl Worker {
             Purpose::Discarded | Purpose::Learn | Purpose::Confirm => {
                 self.cx.up.on_own_reply(&self.cx.turn, pending, node, answer)
             }
-            Purpose::Queued => self.cx.up.on_queued(handle, pending, is_error, answer),
+            Purpose::Queued => {
+                self.cx.up.get_mut(handle).into_iter().for_each(|link| link.on_queued(pending, is_error, answer))
+            }
             Purpose::Unblock => on_unblock(&mut self.cx, pending.who, answer),
             Purpose::Look => self.reissued_commands.on_look(&mut self.cx, pending.who, pending.seq, answer),
             Purpose::Beat => self.cx.hooks.beat_confirmed(node),

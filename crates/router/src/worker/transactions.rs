@@ -37,6 +37,7 @@ use super::queueing::{Multi, Published};
 use super::turn::Turn;
 use super::upstreams::kind::{Checkout, Lane, Task};
 use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::upstreams::translate::note_transaction;
 use super::upstreams::{Link, Upstreams};
 use super::wait::{Since, Wait};
 use crate::shared::{RoutingSnapshot, lock};
@@ -335,7 +336,7 @@ pub(super) fn is_dirty(turn: &Turn, up: &Upstreams, hooks: &CommandHooks, handle
         || session.watch.as_ref().is_some_and(|watch| {
             let moved = !hooks.are_used_at(turn, watch.keys.iter().map(|key| &**key), watch.node);
             let other_protocol = up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3());
-            moved || other_protocol || !up.is_watching(handle, watch.link, watch.node)
+            moved || other_protocol || !up.links().is_watching(handle, watch.link, watch.node)
         })
 }
 
@@ -518,7 +519,7 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
     }
     let link = match before.map(|(slot, link, _)| (slot, link)) {
         // Failed already: EXEC will answer nil regardless of further watches.
-        Some((_, link)) if !cx.up.is_watching(handle, link, node) => {
+        Some((_, link)) if !cx.up.links().is_watching(handle, link, node) => {
             watch_failed(&mut cx.down, handle);
             cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
             return Flow::Next;
@@ -625,7 +626,9 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
         client.state_or_default::<Session>().under_way.push_back((seq, under_way));
     }
     client.set_in_multi(false);
-    cx.up.note_transaction(&cx.turn, link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
+    if let Some(link) = cx.up.get_mut(link_handle) {
+        note_transaction(&cx.turn, link, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
+    }
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
     let Some(link) = cx.up.get_mut(link_handle) else { return Flow::Close };
     let node = link.node();

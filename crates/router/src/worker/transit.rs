@@ -437,7 +437,7 @@ pub(super) fn publish_drained(turn: &Turn, up: &Upstreams, gathers: &Gathers, pu
         }
     }
     let mut answered = by_node.clone();
-    for zombie in up.zombies.iter() {
+    for zombie in up.zombies().iter() {
         oldest = oldest.min(zombie.epoch());
         count(&mut by_node, zombie.node(), zombie.epoch());
     }

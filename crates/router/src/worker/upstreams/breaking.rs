@@ -107,7 +107,7 @@ impl Upstreams {
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
         let armed = link.head().map_or(0, |head| head.cacheable);
         self.zombies.add(connection, epoch, armed);
-        self.count_zombies(turn, node);
+        self.zombies.publish_count(turn, node);
     }
 
     /// Ensures that every zombie is being killed. The main connection may be older than the zombie: the node has

@@ -77,7 +77,9 @@ impl Upstreams {
     /// Connects to nodes without a connection in advance, so that the first command finds one.
     pub(in crate::worker) fn connect_main(&mut self, turn: &Turn) {
         let routing = turn.routing().clone();
-        self.know_nodes(routing.topology.node_id_bound());
+        let bound = routing.topology.node_id_bound();
+        self.links.know_nodes(bound);
+        self.pools.know_nodes(bound);
         for node in routing.topology.nodes() {
             let _ = self.shared_link(turn, node.id, Lane::Main, false);
         }
@@ -264,11 +266,7 @@ impl Upstreams {
                 number,
             );
         }
-        self.count_zombies(turn, node);
-    }
-
-    pub(super) fn count_zombies(&self, turn: &Turn, node: NodeId) {
-        turn.counters().node(node).unconfirmed.set(self.zombies.count_at(node));
+        self.zombies.publish_count(turn, node);
     }
 
     /// Closes connections to replaced processes. Connections to replicas lead to other servers.
@@ -289,25 +287,6 @@ impl Upstreams {
         }
     }
 
-    /// Returns the replacement of an error that would redirect the client to another address: past the router, and with
-    /// its password.
-    #[cold]
-    pub(in crate::worker) fn rewrite_redirect(&self, turn: &Turn, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
-        let text = reply::text(error)?;
-        if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
-            return None;
-        }
-        let node = turn.node_name(self.get(handle)?.node);
-        let mut out = Vec::new();
-        encode::error(
-            &mut out,
-            &format!(
-                "ERR {node} redirects to another server: it runs in cluster mode, which no node of Switchyard may"
-            ),
-        );
-        Some(out)
-    }
-
     pub(in crate::worker) fn on_own_reply(&mut self, turn: &Turn, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
@@ -317,7 +296,7 @@ impl Upstreams {
                 if let Some(connection) = self.zombies.end(pending.seq) {
                     turn.shared().connections.remove(&connection);
                 }
-                self.count_zombies(turn, node);
+                self.zombies.publish_count(turn, node);
             }
             Purpose::Learn => learn(turn, node, answer),
             Purpose::Discarded if reply::is_error(answer) => {
@@ -326,6 +305,23 @@ impl Upstreams {
             _ => {}
         }
     }
+}
+
+/// Returns the replacement of an error that would redirect the client to another address: past the router, and with
+/// its password.
+#[cold]
+pub(in crate::worker) fn rewrite_redirect(turn: &Turn, node: NodeId, error: &[u8]) -> Option<Vec<u8>> {
+    let text = reply::text(error)?;
+    if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
+        return None;
+    }
+    let node = turn.node_name(node);
+    let mut out = Vec::new();
+    encode::error(
+        &mut out,
+        &format!("ERR {node} redirects to another server: it runs in cluster mode, which no node of Switchyard may"),
+    );
+    Some(out)
 }
 
 /// Sends a command with keys in a transaction and a database. Its reply is ignored.

@@ -20,13 +20,14 @@ use tracing::{debug, info, warn};
 use super::kind::Lane;
 use super::link::Purpose;
 use super::translate::refuses_resp3;
-use super::{Event, Link, Upstreams};
+use super::{Event, Link, Origin, Upstreams};
 use crate::fences;
 use crate::ownership::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
 use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
 use crate::worker::hot_copies::{self, About, Elements};
+use crate::worker::transactions::no_multi_text;
 use crate::worker::turn::Turn;
 
 /// Queries about the data of an unknown process.
@@ -168,11 +169,6 @@ impl HandshakeState {
     /// Our client ID at the node.
     pub(super) fn client_id(&self) -> u64 {
         self.client_id
-    }
-
-    /// Whether the node was still loading its data.
-    pub(super) fn is_loading(&self) -> bool {
-        self.is_loading
     }
 }
 
@@ -707,7 +703,7 @@ impl Handshake<'_> {
             self.fail(&why);
             return;
         }
-        if self.up.is_loading(self.handle) {
+        if self.is_loading() {
             self.fail("it is loading its data");
             return;
         }
@@ -774,7 +770,7 @@ impl Handshake<'_> {
         if lane.is_exclusive() {
             self.up.exclusive_up(turn, self.handle);
         } else {
-            self.up.refuse_waiting_transactions(turn, self.handle);
+            self.refuse_waiting_transactions();
         }
         self.up.mark(self.handle);
     }
@@ -811,6 +807,27 @@ impl Handshake<'_> {
         if restarted {
             warn!(node = %turn.node_name(node), "node is another process than before: it was restarted, or replaced by a failover; keys that this process lacks are gone");
             turn.shared().make_workers_leave_old_processes();
+        }
+    }
+
+    /// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has
+    /// not returned yet.
+    fn is_loading(&self) -> bool {
+        let link = self.link().filter(|link| link.lane == Lane::Main && link.handshake.is_loading);
+        link.is_some_and(|link| self.up.outages.has(link.node))
+    }
+
+    /// After a shared connection has come up to a node that refuses transactions: refuses waiting transactions as a
+    /// whole. If sent, their commands would be executed individually.
+    fn refuse_waiting_transactions(&mut self) {
+        let (turn, handle) = (self.turn, self.handle);
+        let Some(link) = self.link_mut() else { return };
+        let (Some(why), node) = (link.no_multi().map(str::to_owned), link.node) else { return };
+        let ended = link.requests.take_transactions();
+        if !ended.is_empty() {
+            let origin = Origin { link: handle, node, lane: Some(link.lane), is_up: true };
+            let text = no_multi_text(turn, node, &why);
+            self.up.emit(Event::Failed { origin, ended, in_flight: 0, text: Some(text) });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use switchyard_policy::topology::NodeId;
 
 use super::Link;
-use super::kind::Lane;
+use super::kind::{Lane, Task};
 use crate::slab::{Handle, Slab};
 use crate::worker::log_throttle::LogThrottle;
 use crate::worker::turn::Turn;
@@ -179,5 +179,12 @@ impl Links {
 
     pub(super) fn log(&mut self, node: NodeId) -> Option<&mut NodeLog> {
         self.nodes.get_mut(node.index()).map(|node| &mut node.log)
+    }
+
+    /// Whether the node still watches on this connection for this client.
+    pub(in crate::worker) fn is_watching(&self, handle: Handle, link: Handle, node: NodeId) -> bool {
+        let is_up = |l: &Link| l.is_up() && l.node == node && !l.requests.is_head_expired();
+        let watches = |l: &Link| is_up(l) && l.task() == Task::Watching && l.holder() == handle;
+        self.get(link).is_some_and(watches)
     }
 }

@@ -159,13 +159,13 @@ pub(super) struct Upstreams {
     /// Connections with unsent output.
     dirty: Vec<Handle>,
     outages: Outages,
-    pub(super) zombies: Zombies,
+    zombies: Zombies,
     events: VecDeque<Event>,
     /// Connections that were not read to the end.
     unread: Vec<Handle>,
     /// Counter for choosing a node.
     turn_of_nodes: usize,
-    pub(super) unblocks: Unblocks,
+    unblocks: Unblocks,
 }
 
 impl Upstreams {
@@ -232,12 +232,6 @@ impl Upstreams {
         self.links.get_mut(handle)
     }
 
-    /// Makes room for nodes below this number.
-    fn know_nodes(&mut self, bound: usize) {
-        self.links.know_nodes(bound);
-        self.pools.know_nodes(bound);
-    }
-
     /// Returns a node for a command that any node can execute, in turn.
     pub(super) fn choose_node(&mut self, turn: &Turn, routing: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
@@ -263,15 +257,20 @@ impl Upstreams {
         }
     }
 
+    /// Broken connections with unconfirmed commands.
+    pub(super) fn zombies(&self) -> &Zombies {
+        &self.zombies
+    }
+
+    /// Ends of waits to be repeated.
+    pub(super) fn unblocks(&mut self) -> &mut Unblocks {
+        &mut self.unblocks
+    }
+
     /// Outages of nodes.
     #[inline]
     pub(super) fn outages(&self) -> &Outages {
         &self.outages
-    }
-
-    /// Mutable access for `outage`.
-    pub(super) fn outages_mut(&mut self) -> &mut Outages {
-        &mut self.outages
     }
 
     // ---- output ----
@@ -341,36 +340,23 @@ impl Upstreams {
         self.dirty.iter().filter_map(|handle| Some((*handle, links.get(*handle)?)))
     }
 
-    /// Takes the list of marked connections.
-    pub(super) fn take_marked(&mut self) -> Vec<Handle> {
-        std::mem::take(&mut self.dirty)
-    }
-
-    /// Returns the emptied list for reuse.
-    pub(super) fn recycle_marked(&mut self, list: Vec<Handle>) {
-        debug_assert!(list.is_empty());
-        if self.dirty.is_empty() {
-            self.dirty = list;
-        }
-    }
-
+    /// Sends the output of the marked connections.
     pub(super) fn flush_links(&mut self, turn: &Turn) {
-        let mut marked = self.take_marked();
+        let mut marked = std::mem::take(&mut self.dirty);
         for handle in marked.drain(..) {
-            self.flush_link(turn, handle);
-        }
-        self.recycle_marked(marked);
-    }
-
-    fn flush_link(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
-        match link.flush() {
-            Ok(waiters) => {
-                for client in waiters {
-                    self.emit(Event::Room { client });
+            let Some(link) = self.get_mut(handle) else { continue };
+            match link.flush() {
+                Ok(waiters) => {
+                    for client in waiters {
+                        self.emit(Event::Room { client });
+                    }
                 }
+                Err(error) => self.break_link(turn, handle, &std::io::Error::from(error).to_string()),
             }
-            Err(error) => self.break_link(turn, handle, &std::io::Error::from(error).to_string()),
+        }
+        // Reuses the list, if no connection was marked in the meantime.
+        if self.dirty.is_empty() {
+            self.dirty = marked;
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Nodes that a worker has lost, with the times of their losses.
 
-use super::kind::Lane;
 use super::{Event, Upstreams};
 use crate::shared::RoutingSnapshot;
-use crate::slab::Handle;
 use crate::worker::turn::Turn;
 use switchyard_policy::topology::NodeId;
 
@@ -55,21 +53,14 @@ impl Upstreams {
         if self.links.is_up(node) || routing.topology.node(node).is_none() || wait_us(routing) == 0 {
             return;
         }
-        self.outages_mut().begin(node, turn.now_us());
+        self.outages.begin(node, turn.now_us());
     }
 
     /// A main connection to a node is up: its commands are dispatched.
     pub(super) fn end_outage(&mut self, node: NodeId) {
-        if self.outages_mut().end(|lost, _| lost == node) {
+        if self.outages.end(|lost, _| lost == node) {
             self.emit(Event::OutageOver);
         }
-    }
-
-    /// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has
-    /// not returned yet.
-    pub(super) fn is_loading(&self, link: Handle) -> bool {
-        let link = self.get(link).filter(|link| link.lane == Lane::Main && link.handshake.is_loading());
-        link.is_some_and(|link| self.outages().has(link.node))
     }
 
     /// Ends the outages whose time has passed.
@@ -78,7 +69,7 @@ impl Upstreams {
             return;
         }
         let (now_us, wait_us) = (turn.now_us(), wait_us(turn.routing()));
-        if self.outages_mut().end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
+        if self.outages.end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
             self.emit(Event::OutageOver);
         }
     }
@@ -91,7 +82,7 @@ impl Upstreams {
         }
         let routing = turn.routing();
         let (now_us, wait_us) = (turn.now_us(), wait_us(routing));
-        self.outages_mut()
+        self.outages
             .end(|node, since_us| routing.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
         self.emit(Event::OutageOver);
     }

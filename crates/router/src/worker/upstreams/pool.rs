@@ -402,16 +402,10 @@ impl Upstreams {
         }
     }
 
-    /// Like `abandon`, if this client holds the connection.
-    pub(in crate::worker) fn abandon_of(&mut self, turn: &Turn, client: Handle, link: Handle) {
-        if self.get(link).is_some_and(|link| link.holder() == client) {
-            self.abandon(turn, link);
-        }
-    }
-
-    /// Releases the connection of a client that is gone, or does not need it any more.
-    pub(in crate::worker) fn abandon(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
+    /// Releases the connection of a client that is gone, or does not need it any more. Without effect if another client
+    /// holds it.
+    pub(in crate::worker) fn abandon(&mut self, turn: &Turn, client: Handle, handle: Handle) {
+        let Some(link) = self.get_mut(handle).filter(|link| link.holder() == client) else { return };
         let (node, lane) = (link.node, link.lane);
         let midway = link.incoming.is_paused() || !link.incoming.is_collecting();
         if link.is_uploading() {

@@ -10,10 +10,9 @@ use switchyard_resp::request::{Limits, Scanner};
 use switchyard_resp::translate::{Shape, to_resp3};
 use switchyard_resp::{encode, reply};
 
-use super::Upstreams;
+use super::Link;
 use super::kind::Checkout;
 use super::link::Purpose;
-use crate::slab::Handle;
 use crate::worker::turn::Turn;
 
 /// Whether an error reply to `HELLO 3` means that the node cannot, or may not, use RESP3, and not that our credentials
@@ -34,68 +33,57 @@ pub(in crate::worker) fn shape_of(turn: &Turn, request: &[u8]) -> Shape {
     }
 }
 
-impl Upstreams {
-    /// Returns the reply at the head of a downgraded connection in RESP3; `None` if it is the same.
-    pub(in crate::worker) fn raised(&mut self, turn: &Turn, handle: Handle, answer: &[u8]) -> Option<Vec<u8>> {
-        let link = self.get(handle)?;
-        let purpose = link.head()?.purpose;
-        if purpose == Purpose::Queued && link.lane.is_exclusive() {
-            return None; // see `note_transaction`
-        }
-        if purpose == Purpose::Queued {
-            // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
-            // there.
-            let shape = (answer != b"+OK\r\n").then(|| shape_of(turn, link.requests.head_request()));
-            let link = self.get_mut(handle)?;
-            link.transaction.add_shape(shape);
-            return None;
-        }
-        let parts = match self.get_mut(handle) {
-            Some(link) if purpose == Purpose::Exec => link.transaction.take_shapes(),
-            _ => Vec::new(),
-        };
-        if !matches!(answer.first(), Some(b'$' | b'*')) {
-            return None;
-        }
-        let link = self.get(handle)?;
-        let elements = reply::elements(answer);
-        if purpose == Purpose::Exec && !reply::is_null(answer) && elements.remaining() == parts.len() as u64 {
-            let mut out = Vec::with_capacity(answer.len() + 16);
-            encode::header(&mut out, b'*', parts.len());
-            elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
-            return Some(out);
-        }
-        let shape = link.checkout().map_or_else(|| shape_of(turn, link.requests.head_request()), Checkout::shape);
-        if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
-            return None;
-        }
+/// Returns the reply at the head of a downgraded connection in RESP3; `None` if it is the same.
+pub(in crate::worker) fn raised(turn: &Turn, link: &mut Link, answer: &[u8]) -> Option<Vec<u8>> {
+    let purpose = link.head()?.purpose;
+    if purpose == Purpose::Queued && link.lane.is_exclusive() {
+        return None; // see `note_transaction`
+    }
+    if purpose == Purpose::Queued {
+        // Part of a transaction: its reply comes with EXEC's. MULTI itself is the first part, without a reply
+        // there.
+        let shape = (answer != b"+OK\r\n").then(|| shape_of(turn, link.requests.head_request()));
+        link.transaction.add_shape(shape);
+        return None;
+    }
+    let parts = if purpose == Purpose::Exec { link.transaction.take_shapes() } else { Vec::new() };
+    if !matches!(answer.first(), Some(b'$' | b'*')) {
+        return None;
+    }
+    let elements = reply::elements(answer);
+    if purpose == Purpose::Exec && !reply::is_null(answer) && elements.remaining() == parts.len() as u64 {
         let mut out = Vec::with_capacity(answer.len() + 16);
-        to_resp3(answer, shape, &mut out);
-        Some(out)
+        encode::header(&mut out, b'*', parts.len());
+        elements.zip(parts).for_each(|(element, shape)| to_resp3(element, shape, &mut out));
+        return Some(out);
     }
+    let shape = link.checkout().map_or_else(|| shape_of(turn, link.requests.head_request()), Checkout::shape);
+    if answer[0] == b'$' && shape != Shape::Double && !reply::is_null(answer) {
+        return None;
+    }
+    let mut out = Vec::with_capacity(answer.len() + 16);
+    to_resp3(answer, shape, &mut out);
+    Some(out)
+}
 
-    /// For a transaction on a connection that keeps no requests: records the shapes of its replies. `lengths`: of the
-    /// commands.
-    pub(in crate::worker) fn note_transaction(
-        &mut self,
-        turn: &Turn,
-        handle: Handle,
-        queue: &[u8],
-        lengths: impl Iterator<Item = usize>,
-    ) {
-        if self.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
-            return;
-        }
-        let mut rest = queue;
-        let mut shapes = Vec::new();
-        for length in lengths {
-            let (command, behind) = rest.split_at(length.min(rest.len()));
-            shapes.push(shape_of(turn, command));
-            rest = behind;
-        }
-        if let Some(link) = self.get_mut(handle) {
-            link.transaction.set_shapes(shapes);
-            link.checkout_mut().into_iter().for_each(Checkout::is_transaction);
-        }
+/// For a transaction on a connection that keeps no requests: records the shapes of its replies. `lengths`: of the
+/// commands.
+pub(in crate::worker) fn note_transaction(
+    turn: &Turn,
+    link: &mut Link,
+    queue: &[u8],
+    lengths: impl Iterator<Item = usize>,
+) {
+    if !link.downgraded || !link.lane.is_exclusive() {
+        return;
     }
+    let mut rest = queue;
+    let mut shapes = Vec::new();
+    for length in lengths {
+        let (command, behind) = rest.split_at(length.min(rest.len()));
+        shapes.push(shape_of(turn, command));
+        rest = behind;
+    }
+    link.transaction.set_shapes(shapes);
+    link.checkout_mut().into_iter().for_each(Checkout::is_transaction);
 }

@@ -7,6 +7,7 @@ use switchyard_policy::topology::{NodeId, Topology};
 
 use crate::connections::Connection;
 use crate::slab::Handle;
+use crate::worker::turn::Turn;
 
 /// A broken connection.
 #[derive(Clone, Debug)]
@@ -54,6 +55,10 @@ impl Zombies {
     /// Number of zombies of a node.
     pub(in crate::worker) fn count_at(&self, node: NodeId) -> u64 {
         self.all.iter().filter(|z| z.node() == node).count() as u64
+    }
+
+    pub(super) fn publish_count(&self, turn: &Turn, node: NodeId) {
+        turn.counters().node(node).unconfirmed.set(self.count_at(node));
     }
 
     /// Adds a broken connection with commands in flight.
