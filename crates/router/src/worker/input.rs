@@ -19,6 +19,7 @@ use super::outage::is_abandoned;
 use super::reissued::leave_line;
 use super::transport::Received;
 use super::turn::Turn;
+use super::upstreams::link::Purpose;
 use super::wait::go_on_waiting;
 use super::{OUTPUT_HIGH, Worker};
 use crate::slab::Handle;
@@ -329,8 +330,11 @@ fn protocol_error(cx: &mut Context, handle: Handle, error: ProtocolError) {
     switchyard_resp::encode::line(&mut reply, b'-', &error.reply_text());
     // The rest of an upload is not sent, and its reply is not awaited.
     let upload = client.take_state::<Upload>().and_then(|upload| upload.link);
-    match upload.and_then(|link| cx.up.give_up_upload(link)) {
-        Some(seq) => cx.down.deliver(&cx.turn, handle, seq, &reply),
+    match upload.and_then(|link| cx.up.get_mut(link)?.last_mut()) {
+        Some(pending) => {
+            pending.purpose = Purpose::Discarded;
+            cx.down.deliver(&cx.turn, handle, pending.seq, &reply);
+        }
         None => cx.down.answer(&cx.turn, handle, 0, &reply),
     }
     cx.down.close_after_replies(handle);

@@ -106,7 +106,7 @@ use crate::worker::transit::look_again;
 use crate::worker::transit::publish_if_wanted;
 use crate::worker::transit::refuse_moving;
 use crate::worker::transit::tick_moving;
-use crate::worker::upstreams::breaking::publish_slow;
+use crate::worker::upstreams::tick::publish_slow;
 use batching::pause;
 pub use cross_slot::spans_slots;
 use downstreams::Client;
@@ -538,7 +538,7 @@ impl Worker {
         match message {
             Message::Login { client, attempt } => on_login(&self.cx.turn, &mut self.cx.down, client, attempt),
             Message::Evict => self.on_evict_request(),
-            Message::CloseUnused { node, lane } => self.cx.up.make_room(&self.cx.turn, node, lane),
+            Message::CloseUnused { node, lane } => self.cx.up.pool(&self.cx.turn, node, lane).make_room(),
             Message::ConnectionAvailable { node } => self.cx.up.room_was_made(&self.cx.turn, node),
             Message::Committed => look_again(&self.cx.turn, &mut self.cx.down, false),
             Message::ColocateAnswer { client, number, refusal } => {

@@ -198,7 +198,7 @@ impl Upstreams {
         }
         self.fail_all(turn, handle, &format!("NODEDOWN {name} cannot be reached: {why}"), 0);
         if lane.is_exclusive() {
-            self.exclusive_failed(turn, handle, why);
+            self.pool(turn, node, lane).link_failed(handle, why);
             return;
         }
         if lane == Lane::Pubsub {

@@ -768,7 +768,7 @@ impl Handshake<'_> {
             self.up.emit(Event::FillsUp { node, about });
         }
         if lane.is_exclusive() {
-            self.up.exclusive_up(turn, self.handle);
+            self.up.pool(turn, node, lane).link_is_up(self.handle);
         } else {
             self.refuse_waiting_transactions();
         }

@@ -17,6 +17,7 @@ pub(super) mod renew;
 pub(super) mod replicas;
 pub(super) mod requests;
 mod socket;
+pub(super) mod tick;
 pub(super) mod translate;
 pub(super) mod unblock;
 pub(super) mod zombies;
@@ -35,7 +36,7 @@ use super::upstreams::handshake::HandshakeState;
 use super::upstreams::incoming::Incoming;
 use super::upstreams::kind::{Checkout, Lane};
 use super::upstreams::lifecycle::Lifecycle;
-use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::link::Pending;
 use super::upstreams::links::Links;
 use super::upstreams::outages::Outages;
 use super::upstreams::pool::Pools;
@@ -208,13 +209,6 @@ impl Upstreams {
 
     pub(super) fn take_unread(&mut self) -> Vec<Handle> {
         std::mem::take(&mut self.unread)
-    }
-
-    /// Discards the reply to the request that is being uploaded. Returns the number of its command.
-    pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
-        let pending = self.get_mut(handle)?.last_mut()?;
-        pending.purpose = Purpose::Discarded;
-        Some(pending.seq)
     }
 
     /// All connections, and their roles.

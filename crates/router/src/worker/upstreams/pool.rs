@@ -286,6 +286,61 @@ impl ExclusivePool<'_> {
             }
         }
     }
+
+    /// Handles a connection that is up for the first time.
+    pub(super) fn link_is_up(&mut self, handle: Handle) {
+        let Some(link) = self.up.get_mut(handle) else { return };
+        let (resp3, is_coming) = (link.resp3, link.checkout().is_some_and(Checkout::is_coming));
+        link.checkout_mut().into_iter().for_each(|checkout| checkout.lend(Handle::NONE));
+        if is_coming && let Some(pool) = self.pool_mut() {
+            let coming = &mut pool.coming[usize::from(resp3)];
+            *coming = coming.saturating_sub(1);
+        }
+        self.up.release(self.turn, handle);
+    }
+
+    /// Handles a failed attempt to open a connection: the client in line for which it was made gets the
+    /// error. The others keep waiting for returned connections, unless the node is unreachable.
+    pub(super) fn link_failed(&mut self, handle: Handle, why: &str) {
+        let Self { turn, node, lane, .. } = *self;
+        let Some(link) = self.up.get(handle) else { return };
+        let is_ahead = link.checkout().is_some_and(Checkout::is_coming_ahead);
+        self.up.drop_link(turn, handle);
+        let rests_until_us = turn.now_us() + AHEAD_REST_US;
+        if let Some(pool) = self.pool_mut().filter(|_| is_ahead) {
+            pool.ahead_rests_until_us = rests_until_us;
+        }
+        // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
+        // block there end as at a server.
+        let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.up.links.is_up(node);
+        if is_ahead || is_lost {
+            self.wake();
+            return;
+        }
+        let (_, what, _) = bound(turn, lane);
+        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", turn.node_name(node));
+        if let Some(first) = self.pool_mut().and_then(|p| p.waiters.pop_front()) {
+            self.up.emit(Event::Refused { client: first.client, text: Some(text) });
+        }
+    }
+
+    /// Closes an unused connection for other workers that wait.
+    pub(in crate::worker) fn make_room(&mut self) {
+        let Self { turn, node, lane, .. } = *self;
+        // Of this kind first. If the node accepts no more connections at all, another kind makes room as well.
+        let is_full = self.up.pools.bounds(turn, node).is_some_and(ExclusiveBounds::is_full);
+        for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
+            let unused = self
+                .up
+                .pools
+                .get_mut(node, lane)
+                .filter(|pool| pool.waiters.is_empty())
+                .and_then(|pool| pool.free.first().copied());
+            if let Some(unused) = unused {
+                return self.up.drop_link(turn, unused);
+            }
+        }
+    }
 }
 
 impl Upstreams {
@@ -299,22 +354,6 @@ impl Upstreams {
         self.pools.leave(client);
     }
 
-    /// Closes an unused connection for other workers that wait.
-    pub(in crate::worker) fn make_room(&mut self, turn: &Turn, node: NodeId, lane: Lane) {
-        // Of this kind first. If the node accepts no more connections at all, another kind makes room as well.
-        let is_full = self.pools.bounds(turn, node).is_some_and(ExclusiveBounds::is_full);
-        for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
-            let unused = self
-                .pools
-                .get_mut(node, lane)
-                .filter(|pool| pool.waiters.is_empty())
-                .and_then(|pool| pool.free.first().copied());
-            if let Some(unused) = unused {
-                return self.drop_link(turn, unused);
-            }
-        }
-    }
-
     /// Handles the message of another worker that a connection to the node was closed.
     pub(in crate::worker) fn room_was_made(&mut self, turn: &Turn, node: NodeId) {
         for lane in [Lane::Large, Lane::Watch, Lane::Blocking] {
@@ -323,19 +362,6 @@ impl Upstreams {
             }
             self.pool(turn, node, lane).wake();
         }
-    }
-
-    /// Handles an exclusive connection that is up for the first time.
-    pub(super) fn exclusive_up(&mut self, turn: &Turn, handle: Handle) {
-        let Some(link) = self.get_mut(handle) else { return };
-        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let is_coming = link.checkout().is_some_and(Checkout::is_coming);
-        link.checkout_mut().into_iter().for_each(|checkout| checkout.lend(Handle::NONE));
-        if is_coming && let Some(pool) = self.pools.get_mut(node, lane) {
-            let coming = &mut pool.coming[usize::from(resp3)];
-            *coming = coming.saturating_sub(1);
-        }
-        self.release(turn, handle);
     }
 
     /// After a complete reply on an exclusive connection: if it was the last one, the connection is free again.
@@ -375,31 +401,6 @@ impl Upstreams {
             pool.free.push(handle);
         }
         self.pool(turn, node, lane).wake();
-    }
-
-    /// Handles a failed attempt to open an exclusive connection: the client in line for which it was made gets the
-    /// error. The others keep waiting for returned connections, unless the node is unreachable.
-    pub(super) fn exclusive_failed(&mut self, turn: &Turn, handle: Handle, why: &str) {
-        let Some(link) = self.get(handle) else { return };
-        let is_ahead = link.checkout().is_some_and(Checkout::is_coming_ahead);
-        let (node, lane) = (link.node, link.lane);
-        self.drop_link(turn, handle);
-        let rests_until_us = turn.now_us() + AHEAD_REST_US;
-        if let Some(pool) = self.pools.get_mut(node, lane).filter(|_| is_ahead) {
-            pool.ahead_rests_until_us = rests_until_us;
-        }
-        // For clients in line now, another attempt is made and answers them. If the node is lost, commands that would
-        // block there end as at a server.
-        let is_lost = turn.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
-        if is_ahead || is_lost {
-            self.pool(turn, node, lane).wake();
-            return;
-        }
-        let (_, what, _) = bound(turn, lane);
-        let text = format!("NODEBUSY {} accepts no connection for {what}: {why}", turn.node_name(node));
-        if let Some(first) = self.pools.get_mut(node, lane).and_then(|p| p.waiters.pop_front()) {
-            self.emit(Event::Refused { client: first.client, text: Some(text) });
-        }
     }
 
     /// Releases the connection of a client that is gone, or does not need it any more. Without effect if another client
