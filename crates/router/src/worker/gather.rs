@@ -604,7 +604,12 @@ impl Gathers {
             let lane = if excused.contains(&node) { Lane::Main } else { lane };
             self.send_parts(cx, handle, part as u32, node, lane, requests, class);
             if is_select {
-                cx.up.select_again(&cx.turn, node, resp3);
+                // The next command of the main connection expects the database from before.
+                let main = cx.up.shared_link(&cx.turn, node, Lane::Main, resp3);
+                if let Some(link) = cx.up.get(main).filter(|link| link.takes_commands()) {
+                    let back = link.requests().database().to_string();
+                    cx.up.push_own(&cx.turn, main, &[b"SELECT", back.as_bytes()], Purpose::Discarded, 0);
+                }
             }
         }
     }

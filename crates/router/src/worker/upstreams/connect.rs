@@ -229,14 +229,6 @@ impl Upstreams {
         self.push_own_for(turn, handle, Handle::NONE, args, purpose, seq);
     }
 
-    /// Restores the database that the next command of the main connection expects, after a SELECT of a client.
-    pub(in crate::worker) fn select_again(&mut self, turn: &Turn, node: NodeId, resp3: bool) {
-        let link = self.shared_link(turn, node, Lane::Main, resp3);
-        if let Some(back) = self.get(link).filter(|link| link.takes_commands()).map(|link| link.requests.database()) {
-            self.push_own(turn, link, &[b"SELECT", back.to_string().as_bytes()], Purpose::Discarded, 0);
-        }
-    }
-
     /// Like `push_own`, on behalf of a client.
     pub(in crate::worker) fn push_own_for(
         &mut self,

@@ -160,7 +160,7 @@ impl Requests {
     }
 
     /// Database that the next command finds selected.
-    pub(super) fn database(&self) -> u32 {
+    pub(in crate::worker) fn database(&self) -> u32 {
         self.database
     }
 
