@@ -126,8 +126,8 @@ pub(super) struct HandshakeState {
     holdings: Option<Holdings>,
     /// The node was still loading its data.
     is_loading: bool,
-    /// The node keeps its data on disk.
-    persists: bool,
+    /// The node keeps its data on disk. `None` if unknown.
+    persists: Option<bool>,
 }
 
 impl HandshakeState {
@@ -140,7 +140,7 @@ impl HandshakeState {
             knows_data: false,
             holdings: None,
             is_loading: false,
-            persists: false,
+            persists: None,
         }
     }
 
@@ -153,7 +153,23 @@ impl HandshakeState {
     fn begin(&mut self) {
         self.steps.clear();
         self.standing = OwnershipStatus::Unmarked;
-        (self.knows_data, self.holdings, self.is_loading, self.persists) = (false, None, false, false);
+        (self.knows_data, self.holdings, self.is_loading, self.persists) = (false, None, false, None);
+    }
+
+    /// Records the reply to INFO persistence.
+    fn note_persistence(&mut self, answer: &[u8]) {
+        let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
+        (self.persists, self.is_loading) = (Some(text.contains("aof_enabled:1")), text.contains("\nloading:1"));
+    }
+
+    /// Records whether the node saves snapshots. `None`: it refuses the query, so without an append-only file its
+    /// persistence is unknown.
+    fn note_save(&mut self, saves: Option<bool>) {
+        match saves {
+            Some(true) => self.persists = Some(true),
+            Some(false) => {}
+            None => self.persists = self.persists.filter(|has_aof| *has_aof),
+        }
     }
 
     /// Whether it waits until an earlier router has no hot copies of the node's keys.
@@ -502,24 +518,18 @@ impl Handshake<'_> {
             (NodeHandshake::ClientId, None) => {
                 link.handshake.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
-            // If it refuses, it counts as a process with keys and without persistence: it is served.
-            (
-                NodeHandshake::Persistence | NodeHandshake::Save | NodeHandshake::Keyspace | NodeHandshake::MaxClients,
-                Some(_),
-            ) => {}
+            (NodeHandshake::Save, Some(_)) => link.handshake.note_save(None),
+            // If it refuses, it counts as a process with keys, and with its last known persistence.
+            (NodeHandshake::Persistence | NodeHandshake::Keyspace | NodeHandshake::MaxClients, Some(_)) => {}
             (NodeHandshake::MaxClients, None) => {
                 let max =
                     reply::elements(answer).nth(1).and_then(reply::text).and_then(crate::worker::local::parse::<usize>);
                 turn.shared().exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
-            (NodeHandshake::Persistence, None) => {
-                let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-                (link.handshake.persists, link.handshake.is_loading) =
-                    (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
-            }
+            (NodeHandshake::Persistence, None) => link.handshake.note_persistence(answer),
             (NodeHandshake::Save, None) => {
-                link.handshake.persists |=
-                    reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
+                let save = reply::elements(answer).nth(1).and_then(reply::text);
+                link.handshake.note_save(Some(save.is_some_and(|save| !save.is_empty())));
             }
             (NodeHandshake::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
@@ -730,9 +740,8 @@ impl Handshake<'_> {
         let (recovered, learn) = turn.shared().with_facts(node, |facts| {
             (facts.is_held, facts.accepted) = (false, false);
             facts.is_marked |= standing == OwnershipStatus::Ours;
-            if knows_data {
-                facts.persists = persists;
-            }
+            // A node that refuses the queries may persist its data as before.
+            facts.persists = persists.filter(|_| knows_data).unwrap_or(facts.persists);
             uncovered = why_not_covered(flavour, &version).filter(|_| facts.version != version);
             facts.flavour = flavour;
             facts.version.clone_from(&version);
@@ -829,5 +838,29 @@ impl Handshake<'_> {
             let text = no_multi_text(turn, node, &why);
             self.up.emit(Event::Failed { origin, ended, in_flight: 0, text: Some(text) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn persistence_is_unknown_if_the_node_refuses_config_get() {
+        let persists = |aof: Option<&str>, saves| {
+            let mut state = HandshakeState::new();
+            if let Some(aof) = aof {
+                let info = format!("loading:0\r\naof_enabled:{aof}\r\n");
+                state.note_persistence(format!("${}\r\n{info}\r\n", info.len()).as_bytes());
+            }
+            state.note_save(saves);
+            state.persists
+        };
+        assert_eq!(
+            [Some(true), Some(false), None].map(|saves| persists(Some("0"), saves)),
+            [Some(true), Some(false), None]
+        );
+        assert_eq!([Some(true), Some(false), None].map(|saves| persists(Some("1"), saves)), [Some(true); 3]);
+        assert_eq!([Some(true), Some(false), None].map(|saves| persists(None, saves)), [Some(true), None, None]);
     }
 }
