@@ -342,6 +342,12 @@ fn protocol_error(what: &str) -> Vec<u8> {
     out
 }
 
+/// Returns a request before the last one of a part. Its reply is not collected. Like every inserted command, it has no
+/// receiver, so its bytes count for the client of the command after it.
+fn before_last(purpose: Purpose, last: Pending) -> Pending {
+    Pending { who: Handle::NONE, seq: 0, purpose, ..last }
+}
+
 impl Gathers {
     /// Starts a gather for the current command.
     pub(super) fn begin_gather(
@@ -534,16 +540,11 @@ impl Gathers {
                 let request = match bytes {
                     EXEC => cx.hooks.pass_exec(database, pending),
                     _ if number + 1 == requests.len() => cx.hooks.pass(&cx.turn, keyed, bytes, pending),
-                    MULTI => cx.hooks.pass_queued(
-                        &cx.turn,
-                        keyed,
-                        bytes,
-                        Pending { purpose: Purpose::Queued, seq: 0, ..pending },
-                    ),
+                    MULTI => cx.hooks.pass_queued(&cx.turn, keyed, bytes, before_last(Purpose::Queued, pending)),
                     _ if requests[0].as_ref() == MULTI => {
-                        cx.hooks.pass_queued(&cx.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending })
+                        cx.hooks.pass_queued(&cx.turn, keyed, bytes, before_last(Purpose::Discarded, pending))
                     }
-                    _ => cx.hooks.pass(&cx.turn, keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
+                    _ => cx.hooks.pass(&cx.turn, keyed, bytes, before_last(Purpose::Discarded, pending)),
                 };
                 cx.up.push(handle, request);
             }
@@ -671,6 +672,7 @@ impl Gathers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::upstreams::link::tests::pending;
 
     #[test]
     fn a_command_is_not_called_unexecuted_because_one_part_was_not() {
@@ -686,5 +688,14 @@ mod tests {
         assert_eq!(whole(&[down, down]), down);
         assert_eq!(whole(&[lost, b":1\r\n"]), lost);
         assert_eq!(whole(&[b"-OOM command not allowed\r\n", b"+OK\r\n"]), b"-OOM command not allowed\r\n");
+    }
+
+    #[test]
+    fn requests_before_the_last_of_a_part_count_for_its_client() {
+        let client = Handle { index: 7, generation: 1 };
+        let last = Pending { who: client, ..pending(Purpose::Client) };
+        let gathers = Gathers::new();
+        let requests = [before_last(Purpose::Queued, last), before_last(Purpose::Discarded, last), last];
+        assert_eq!(gathers.owners(requests.iter()).map(|(owner, _)| owner).collect::<Vec<_>>(), [Some(client); 3]);
     }
 }

@@ -367,6 +367,21 @@ impl Gathers {
         }
     }
 
+    /// Returns the clients that wait for the replies to these pending commands, newest command first: commands of a
+    /// transaction and inserted ones (SELECT) belong to the client of the command after them.
+    pub(super) fn owners<'a>(
+        &'a self,
+        pending: impl DoubleEndedIterator<Item = &'a Pending>,
+    ) -> impl Iterator<Item = (Option<Handle>, &'a Pending)> {
+        let mut owner = None;
+        pending.rev().map(move |pending| {
+            if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
+                owner = self.owner_of(pending);
+            }
+            (owner, pending)
+        })
+    }
+
     fn head_owner(&self, link: &Link) -> Option<Handle> {
         link.head().and_then(|pending| self.owner_of(pending))
     }
@@ -394,16 +409,7 @@ fn holdings(
     let mut holdings = Vec::new();
     let mut leaving = 0;
     for (handle, link) in up.links().iter() {
-        let mut owner = None;
-        for pending in link.requests().pending().rev() {
-            // Newest first: commands of a transaction and inserted ones (SELECT) belong to the client of the
-            // command after them.
-            if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
-                owner = gathers.owner_of(pending);
-            }
-            if link.lane().is_exclusive() {
-                continue;
-            }
+        for (owner, pending) in gathers.owners(link.requests().pending()).filter(|_| !link.lane().is_exclusive()) {
             match owner.and_then(|owner| clients.get_mut(&owner)) {
                 Some((bytes, kept)) => {
                     *bytes += pending.len as usize;
