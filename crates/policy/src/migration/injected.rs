@@ -1,6 +1,6 @@
 //! Bugs that can be injected into the machines, one at a time, to show that the simulator finds them.
 //!
-//! They are conditions in the code itself, constant `false` unless the feature `injected-bugs` is on: a copy of the
+//! They are conditions in the code itself, constant `false` unless the feature `planted-bugs` is on: a copy of the
 //! code with bugs would diverge from it.
 
 /// Injected bug.
