@@ -11,7 +11,7 @@ use switchyard_policy::eject::Elsewhere;
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Slots that are away from an ejected node.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Minimum age of an unanswered command to count as slow.
 const SLOW: Duration = Duration::from_secs(1);

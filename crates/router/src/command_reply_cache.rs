@@ -5,7 +5,7 @@
 
 use std::sync::Mutex;
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Maximum number of cached replies, and maximum bytes of one.
 const REPLIES_MAX: usize = 8;

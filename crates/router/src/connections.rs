@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use switchyard_policy::topology::NodeId;
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Maximum number of broken connections remembered per node. Connections to processes that have ended are never
 /// settled.

@@ -15,7 +15,7 @@ use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 
 use crate::function_turns::{CopyTurn, Doubt};
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Unconfirmed connections by node.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Grants turns.
 #[derive(Debug, Default)]

@@ -17,9 +17,9 @@ use switchyard_policy::hot_copies::{CacheableSet, Gate, GateId, Gates};
 use switchyard_policy::telemetry::Notices;
 use switchyard_policy::topology::{NodeId, Slot};
 
-pub(crate) use coordinator::coordinate;
+use crate::lock::lock;
 
-use crate::shared::lock;
+pub(crate) use coordinator::coordinate;
 
 /// Maximum number of requested keys that wait for the coordinator.
 const WANTED_MAX: usize = 4096;

@@ -17,8 +17,10 @@ mod fences;
 mod function_turns;
 mod functions_dump;
 mod hot_copies;
+mod lane;
 mod limits;
 mod listener;
+mod lock;
 mod lua;
 mod memory;
 mod metrics;
@@ -50,7 +52,7 @@ pub use config_set::allows_config_set;
 pub use fences::foreign_connections;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
-pub use listener::could_listen;
+pub use listener::{StartError, could_listen};
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{
@@ -89,29 +91,14 @@ use switchyard_policy::telemetry::HotNode;
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::command::CommandTable;
 
-use listener::Listener;
+use crate::away::Away;
+use crate::listener::Listener;
+use crate::lock::lock;
+use crate::metrics::{Counter, HotCounters, NodeCounters};
+use crate::metrics::{NodeScrape, Scrape};
+use crate::shared::{NodeFacts, RoutingSnapshot, Shared};
+use crate::worker::Worker;
 pub use lua::is_wrapped_library as is_checked_library;
-
-use away::Away;
-use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
-use shared::{NodeFacts, RoutingSnapshot, Shared, lock};
-use worker::Worker;
-
-/// Reason why the router did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The address is in use or cannot be bound.
-    #[error("cannot listen on {address}: {why}")]
-    Listen {
-        /// Requested address.
-        address: ListenAddress,
-        /// Error of the system.
-        why: io::Error,
-    },
-    /// The system refused a thread, an epoll instance or the like.
-    #[error("cannot start a worker: {0}")]
-    System(#[from] io::Error),
-}
 
 /// Connectivity of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]

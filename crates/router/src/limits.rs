@@ -3,7 +3,7 @@
 //! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), the bytes are another. Each worker has a [`Part`]
 //! of an account and refills it from these in slices, so most commands write no shared memory. A limit may therefore be
 //! exceeded by up to [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only commands of limited
-//! clients (`login::guard::COUNTED`) come here.
+//! clients (`login::state::guard::COUNTED`) come here.
 //!
 //! Keys have a table of fixed size. A place holds a part of the key's hash and the time at which its bucket is full
 //! again; after that time the place is free. If more keys are busy than a set has places, the least busy key is
@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use switchyard_policy::limits::{Rate, unused_max};
 
+use crate::lock::lock;
 use crate::metrics::Counter;
-use crate::shared::lock;
 
 /// Rate limits for keys with a prefix, in commands per second.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,6 @@ use std::sync::Arc;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::StartError;
 use crate::settings::{ListenAddress, ListenerSettings};
 
 /// Backlog per worker (limited by the system's somaxconn).
@@ -194,6 +193,22 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         // A full backlog or missing rights: the socket may be in use.
         Err(error) => Err(error),
     }
+}
+
+/// Reason why the router did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address is in use or cannot be bound.
+    #[error("cannot listen on {address}: {why}")]
+    Listen {
+        /// Requested address.
+        address: ListenAddress,
+        /// Error of the system.
+        why: io::Error,
+    },
+    /// The system refused a thread, an epoll instance or the like.
+    #[error("cannot start a worker: {0}")]
+    System(#[from] io::Error),
 }
 
 #[cfg(test)]

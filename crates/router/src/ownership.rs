@@ -13,7 +13,7 @@ use switchyard_policy::ownership::{OwnershipRecord, OwnershipStatus, Predecessor
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// This router's ownership record, and whether another router has taken over.
 #[derive(Debug)]

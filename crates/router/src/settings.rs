@@ -459,3 +459,13 @@ impl RuntimeSettings {
         self.slowlog_slower_than.map_or(u32::MAX, |t| u32::try_from(t.as_micros()).unwrap_or(u32::MAX))
     }
 }
+
+/// Returns the reason why clients may not use a database, if so.
+pub(crate) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
+    (live.one_database && database != live.database).then(|| {
+        format!(
+            "ERR Switchyard serves only database {} in a pool that ejects servers (auto_eject_hosts). Do not select another",
+            live.database
+        )
+    })
+}

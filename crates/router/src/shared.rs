@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,10 +24,13 @@ use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::hot_copies::HotCopies;
+use crate::lane::Lane;
 use crate::limits::Limits;
+use crate::lock::lock;
 use crate::lua::LibraryForm;
 use crate::metrics::{RecentWaits, WorkerCounters};
-use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
+use crate::mover::Moved;
+use crate::mover::{Moves, SharedMove, SharedTracker};
 use crate::ownership::FleetOwnership;
 use crate::pubsub::Subscriptions;
 use crate::reigns::ProcessReplacements;
@@ -38,9 +41,10 @@ use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::tap::Tap;
 use crate::telemetry::SharedBoard;
-use crate::users::{AclLog, Attempt, Logins, Users};
+use crate::users::AclLog;
+use crate::users::Users;
+use crate::users::{Attempt, Logins};
 use crate::wait_queues::WaitQueues;
-use crate::worker::Lane;
 
 /// Returns the Unix time in milliseconds.
 pub(crate) fn unix_ms() -> u64 {
@@ -387,12 +391,6 @@ impl Drop for QuiesceLockGuard {
     fn drop(&mut self) {
         *lock(&self.0) = QuiesceLock { is_taken: false, not_before: Some(Instant::now() + QUIESCE_REST) };
     }
-}
-
-/// Locks a mutex and ignores poisoning. A worker may have panicked with the lock held, but the data is a cache or a
-/// queue that is incomplete at worst.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

@@ -114,6 +114,9 @@ fn take_length(rest: &mut &[u8], kind: u8) -> Option<usize> {
     Some(length)
 }
 
+/// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
+pub(crate) const KEPT: usize = 4096;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::telemetry::{Board, Counts, HotNode, Weights};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Sampled counts of a worker.
 #[derive(Debug)]

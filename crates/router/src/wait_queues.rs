@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use switchyard_policy::topology::Slot;
 use switchyard_policy::wait_queue::{self, Turn};
 
-use crate::shared::{Mailboxes, Message, lock};
+use crate::lock::lock;
+use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// Number of shards, each with its own lock.

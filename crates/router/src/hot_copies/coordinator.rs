@@ -7,8 +7,9 @@ use switchyard_policy::hot_copies::{Admission, Admitted, Knobs, hash_of_name};
 use switchyard_policy::topology::Slot;
 
 use super::HotCopies;
+use crate::lock::lock;
 use crate::settings::{self, Reports};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 
 /// Interval between evaluations of the counts.
 const STEP: Duration = Duration::from_secs(1);

@@ -10,8 +10,8 @@ use super::connection::{error_text, field};
 use super::run::{Mover, MoverExit};
 use super::side;
 use crate::function_turns::CopyTurn;
+use crate::lock::lock;
 use crate::lua::{LibraryForm, renewed_library};
-use crate::shared::lock;
 
 /// Maximum difference of the two clocks, microseconds. TTLs are moved as absolute times.
 const SKEW_MAX_US: i64 = 1_000_000;

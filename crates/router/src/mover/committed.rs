@@ -19,7 +19,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
 use super::{Holds, MoveProgress, UserRequest};
 use crate::away::Away;
-use crate::shared::lock;
+use crate::lock::lock;
 
 /// Shards of the set of committed keys, each with its own lock.
 const SHARDS: usize = 64;

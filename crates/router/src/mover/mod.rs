@@ -39,7 +39,8 @@ use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Fingerprint, Fingerprinter, Key, MoveOrder, Phase, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 
-use crate::shared::{Shared, lock};
+use crate::lock::lock;
+use crate::shared::Shared;
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
 pub use orphaned_keys::may_be_only_copies;

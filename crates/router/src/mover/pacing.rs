@@ -9,8 +9,8 @@ use switchyard_policy::topology::MoveId;
 use tracing::trace;
 
 use super::run::{Mover, MoverExit};
+use crate::lock::lock;
 use crate::metrics::{Waits, WorkerCounters};
-use crate::shared::lock;
 
 /// Interval between changes of the pace.
 const PACE: Duration = Duration::from_millis(100);

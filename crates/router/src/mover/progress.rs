@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Phase, Progress, Side};
 
+use super::big::BigKeys;
 use super::run::Mover;
-use super::{BigKeys, MoveEnd, MoveTotals};
-use crate::shared::lock;
+use super::{MoveEnd, MoveTotals};
+use crate::lock::lock;
 
 /// Interval of progress reports.
 const SHOW: Duration = Duration::from_millis(100);

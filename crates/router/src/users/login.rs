@@ -19,7 +19,8 @@ use blake2::digest::{FixedOutput, KeyInit, Mac};
 
 use super::queue::{Digest, Place, Queue, Turn};
 use super::{Proof, User};
-use crate::shared::{Mailboxes, Message, lock};
+use crate::lock::lock;
+use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// Number of concurrent checks. Each needs a core and the memory of the hash (19 MiB).

@@ -1,5 +1,7 @@
 //! Accepting clients: listeners, limits, and failed TLS handshakes.
 
+pub(super) mod state;
+
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
@@ -8,55 +10,21 @@ use tracing::warn;
 
 use super::downstreams::identity::{Details, Identity};
 use super::downstreams::{Client, Downstreams};
-use super::log_throttle::LogThrottle;
 use super::login::become_user;
 use super::quotas::part_of;
 use super::transport::Tls;
 use super::turn::Turn;
 use crate::limits::ClientQuota;
-use crate::listener::Listener;
-use crate::poll::{Poll, Token};
 use crate::settings::ListenAddress;
 use crate::slab::Handle;
 use crate::users::Bounds;
+use state::spare_descriptor;
 
 /// Maximum accepts per turn and listener, so that a burst of connections does not stall existing clients.
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// Maximum accepts per turn on a socket shared with other workers. A low limit spreads clients over the workers.
 const ACCEPTS_PER_TURN_SHARED: usize = 4;
-
-/// The listeners of a worker.
-#[derive(Debug)]
-pub(super) struct Acceptor {
-    listeners: Vec<Listener>,
-    /// Spare descriptor, released briefly to accept and refuse a client when descriptors have run out.
-    spare: Option<OwnedFd>,
-    handshake_log: LogThrottle,
-}
-
-impl Acceptor {
-    /// Starts to watch the listeners.
-    pub(super) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
-        for (number, listener) in listeners.iter().enumerate() {
-            let token = Token::Listener(number as u32);
-            if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
-        }
-        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: LogThrottle::default() })
-    }
-
-    /// Stops accepting clients.
-    pub(super) fn close(&mut self, poll: &Poll) {
-        for listener in self.listeners.drain(..) {
-            poll.remove(&listener);
-        }
-    }
-}
-
-fn spare_descriptor() -> Option<OwnedFd> {
-    rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
-        .ok()
-}
 
 /// Refuses a new connection with an error.
 fn refuse_connection(turn: &Turn, fd: &OwnedFd, error: &str) {

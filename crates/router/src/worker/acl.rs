@@ -5,52 +5,21 @@ use switchyard_resp::command::{CATEGORIES, Categories, Local, Lookup, Merge, err
 use switchyard_resp::encode;
 use switchyard_resp::request::Scanner;
 
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::{Aggregation, Gathers};
 use super::invocation::Invocation;
-use super::local::{asker, parse};
+use super::login::awaits_users;
 use super::turn::Turn;
-use super::upstreams::kind::Lane;
-use crate::operator::OperatorCommand;
-use crate::shared::lock;
+use crate::lane::Lane;
+use crate::lock::lock;
+use crate::operator::{CallingClient, OperatorCommand};
 use crate::slab::Handle;
-use crate::users::{Denied, Refused};
 
 /// Default number of entries shown by ACL LOG, as in Redis.
 const LOG_SHOWN: usize = 10;
-
-/// Whether a change of users by this client is pending.
-pub(super) fn awaits_users(down: &Downstreams, handle: Handle) -> bool {
-    down.get(handle).is_some_and(|client| client.replies().are_under_way_on(Lane::Rounds))
-}
-
-/// Adds a refused command to the log.
-pub(super) fn note_denied(turn: &Turn, down: &Downstreams, call: &Invocation<'_>, denied: Denied) {
-    let Invocation { handle, command, args, .. } = *call;
-    let Some(client) = down.get(handle) else { return };
-    let (reason, object) = match denied {
-        Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
-        Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
-        _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
-    };
-    note_refused(turn, down, handle, reason, object, client.identity().user().name().as_bytes());
-}
-
-pub(super) fn note_refused(
-    turn: &Turn,
-    down: &Downstreams,
-    handle: Handle,
-    reason: &'static str,
-    object: Vec<u8>,
-    user: &[u8],
-) {
-    let Some(client) = down.get(handle) else { return };
-    let context = if client.in_multi() { "multi" } else { "toplevel" };
-    let client = client.describe(turn.now_us(), "acl", false);
-    lock(&turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
-}
 
 pub(super) fn acl(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, local: Local) -> Flow {
     let Invocation { routing, handle, args, .. } = *call;
@@ -198,4 +167,12 @@ impl Gathers {
         );
         Flow::Next
     }
+}
+
+/// Returns the description of a client for operator commands.
+pub(super) fn asker(down: &Downstreams, handle: Handle) -> Option<CallingClient> {
+    let client = down.get(handle)?;
+    let address = client.identity().origin();
+    let who = format!("the user {} from {address}", client.identity().user().name());
+    Some(CallingClient { who, may_operate: client.identity().user().is_operator(), resp3: client.resp3() })
 }

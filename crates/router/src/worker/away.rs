@@ -4,10 +4,10 @@
 use switchyard_resp::command::{Command, Flags, Handling, KeyError};
 use switchyard_resp::request::Args;
 
-use super::keyed::{Call, CommandHooks, KeyedCommand, writes};
-use super::transit::with_parsed_command;
+use super::command::{Call, KeyedCommand, with_parsed_command, writes};
+use super::keyed::CommandHooks;
 use super::turn::Turn;
-use super::wait::MARK;
+use super::upstreams::pending::MARK;
 use crate::shared::RoutingSnapshot;
 
 fn note_command(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {

@@ -13,8 +13,6 @@
 //! **A frozen node** is not detected on connections with blocking commands, where silence is normal. So while clients
 //! wait, the main connection is probed with PING; if it times out, the waiting connections are closed as well.
 
-use super::invocation::Invocation;
-use super::reissued::Waiting;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::topology::{NodeId, Slot};
@@ -23,27 +21,28 @@ use switchyard_resp::reply;
 use tracing::warn;
 
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
+use super::command::Call;
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
-use super::keyed::{Call, CommandHooks};
+use super::flow::Flow;
+use super::invocation::Invocation;
+use super::keyed::CommandHooks;
 use super::overrides::slots_by;
+use super::reissued::state::Waiting;
 use super::reissued::{
     ReissuedCommands, WaitEnd, end_reissued, keep_waiting, note_kept, reissue_waiting, streams_seen,
     streams_to_look_at, streams_unseen,
 };
 use super::turn::Turn;
+use super::upstreams::Link;
 use super::upstreams::connect::{push_own_exec, push_own_queued};
-use super::upstreams::kind::{Checkout, Lane, Task, Waited};
-use super::upstreams::link::{Phase, Purpose};
+use super::upstreams::kind::{Checkout, Task, Waited};
+use super::upstreams::pending::Purpose;
 use super::upstreams::unblock::{Asker, Unblock};
-use super::upstreams::{Link, Upstreams};
-use super::wait::Since;
+use super::wait::state::Since;
+use crate::lane::Lane;
 use crate::slab::Handle;
-
-/// Interval of liveness probes to a node with waiting clients and no other traffic.
-const PROBE_US: u64 = 1_000_000;
 
 /// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
 fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle) -> bool {
@@ -56,52 +55,10 @@ fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle)
     }
 }
 
-/// Pending unblocks and probes of a worker.
-#[derive(Debug, Default)]
-pub(super) struct Unblocks {
-    /// Connections whose CLIENT UNBLOCK was too early and must be repeated.
-    again: Vec<Handle>,
-    next_probe_us: u64,
-}
-
-impl Unblocks {
-    pub(super) fn is_empty(&self) -> bool {
-        self.again.is_empty()
-    }
-}
-
 /// Whether an error at the end of a wait is caused by the stop of the router or by a role change of the node.
 pub(super) fn is_end_of_waits(turn: &Turn, error: &[u8]) -> bool {
     error.starts_with(b"-UNBLOCKED force")
         || error.starts_with(b"-UNBLOCKED") && turn.shared().draining.load(Ordering::Relaxed)
-}
-
-/// Probes nodes with waiting clients and no other traffic.
-pub(super) fn tick_blocked(turn: &Turn, up: &mut Upstreams) {
-    if turn.now_us() < up.unblocks().next_probe_us {
-        return;
-    }
-    up.unblocks().next_probe_us = turn.now_us() + PROBE_US;
-    let mut nodes: Vec<NodeId> =
-        up.links().iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    let live = &turn.routing().live;
-    let command_timeout = live.command_timeout;
-    let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
-    for node in nodes {
-        let Some(main) = up.links().main(node) else { continue };
-        let Some(link) = up.get(main) else { continue };
-        let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
-        if link.phase() != Phase::Up
-            && !is_busy
-            && turn.now_us().saturating_sub(link.incoming().received_us()) > timeout_us
-        {
-            up.break_waiting(turn, node, "the node can no longer be reached");
-        } else if link.phase() == Phase::Up && link.is_idle() {
-            up.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);
-        }
-    }
 }
 
 /// Whether the keys of a waiting client are still served where it waits.

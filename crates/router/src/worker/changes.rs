@@ -11,7 +11,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandTable, Flags, Lookup};
 use switchyard_resp::request::{Args, Scanner};
 
-use super::keyed::{Call, KeyedCommand};
+use super::command::{Call, KeyedCommand};
 use crate::metrics::{NodeCounters, WorkerCounters};
 
 /// Counters of one worker.

@@ -2,17 +2,19 @@
 //!
 //! Separate from the pools ([`super::upstreams::pool`]), which know no client.
 
-use super::context::Context;
-use super::dispatch::Flow;
-use super::downstreams::waits::Stall;
-use super::keyed::{Call, CommandSeq, KeyedCommand};
-use super::upstreams::Link;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::{Again, Pending, Phase, Purpose};
-use super::upstreams::translate::shape_of;
-use crate::slab::Handle;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
+
+use super::command::{Call, CommandSeq, KeyedCommand};
+use super::context::Context;
+use super::downstreams::waits::Stall;
+use super::flow::Flow;
+use super::upstreams::Link;
+use super::upstreams::link::Phase;
+use super::upstreams::pending::{Again, Pending, Purpose};
+use super::upstreams::translate::shape_of;
+use crate::lane::Lane;
+use crate::slab::Handle;
 
 /// Result of a client's request for a connection.
 #[derive(Debug)]
@@ -90,7 +92,7 @@ pub(super) fn push_exclusive(
     let shape = if downgraded { shape_of(&cx.turn, request) } else { Shape::Plain };
     let Some(link) = cx.up.get_mut(link_handle) else { return };
     let node = link.node();
-    let kept = if cx.hooks.slow.is_on() { &request[..request.len().min(super::slowlog::KEPT)] } else { &[] };
+    let kept = if cx.hooks.slow.is_on() { &request[..request.len().min(crate::slow_log::KEPT)] } else { &[] };
     link.begin_command(handle, shape, kept);
     let pending = Pending {
         who: handle,

@@ -16,16 +16,17 @@ use sha1::{Digest, Sha1};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::invocation::Invocation;
-use super::local::parse;
+
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
+use crate::lane::Lane;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 

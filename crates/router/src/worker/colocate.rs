@@ -8,31 +8,23 @@
 //! There is no queue at the component that moves the keys, because clients that disconnect or time out would have to be
 //! removed from it.
 
+pub(super) mod state;
+
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
+use switchyard_policy::routing::{Route, route};
 
-use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
+use super::flow::Flow;
+use super::overrides::{not_together, wanted_of};
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;
 use crate::slab::Handle;
-
-/// Wait of a command for the return of keys.
-#[derive(Debug)]
-pub(super) struct ColocateWait {
-    /// Command number within its client.
-    number: u32,
-    since_us: u64,
-    /// A request is pending.
-    is_requested: bool,
-    /// Reason for a refusal.
-    refusal: Option<Arc<str>>,
-    /// Error for the client if the keys do not return.
-    text: String,
-}
+use crate::worker::invocation::Invocation;
+use state::ColocateWait;
 
 /// Whether the next command of the client waits for the return of keys.
 pub(super) fn waits_for_colocation(client: &Client) -> bool {
@@ -139,4 +131,18 @@ pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bo
             refuse_held(turn, down, handle, text);
         }
     }
+}
+
+/// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
+/// have placement overrides.
+#[cold]
+pub(super) fn bring_together(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, keys: &[u32]) -> Flow {
+    let Invocation { routing, handle, command, args, .. } = *call;
+    let keys = keys.iter().filter_map(|k| args.get(*k as usize));
+    let text = not_together(turn, routing, keys.clone());
+    let waits = match route(&routing.topology, keys.clone()) {
+        Route::Parted(_) => wait_for_colocation(turn, down, handle, &command.name, wanted_of(routing, keys), text),
+        _ => Err(text),
+    };
+    waits.unwrap_or_else(|text| down.refuse(turn, handle, command.class() as u8, &text))
 }

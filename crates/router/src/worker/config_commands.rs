@@ -13,19 +13,20 @@ use std::sync::Arc;
 
 use switchyard_resp::{encode, glob, reply};
 
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
+use super::flow::Flow;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::invocation::Invocation;
-use super::local::parse;
+
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
 use super::{Worker, config_values};
 use crate::config_set::{SETTABLE, Settable, allows_config_set};
+use crate::lane::Lane;
 use crate::open_files;
 use crate::settings::RuntimeSettings;
 use crate::shared::RoutingSnapshot;

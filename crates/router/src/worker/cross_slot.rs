@@ -17,18 +17,18 @@ use switchyard_resp::command::{Command, Flags, is_option};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
+use super::colocate::bring_together;
 use super::downstreams::Downstreams;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::overrides::bring_together;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::MULTI;
-use super::wait::Since;
+use super::upstreams::pending::MULTI;
+use super::wait::state::Since;
+use crate::lane::Lane;
 
 /// Access of a command to its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

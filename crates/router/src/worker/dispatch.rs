@@ -3,8 +3,6 @@
 //! Checks are in the order of Redis: known, arity, permissions, state of the client; then keys in transit; then the
 //! handling in the table. Each step may reply or stall the client, and only the last step changes state.
 
-use super::invocation::Invocation;
-use super::quiesce::QuiesceWait;
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
@@ -21,9 +19,11 @@ use super::cross_slot::spans_slots;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
+use super::flow::{Flow, abort_transaction};
+use super::forward::forward;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
-use super::keyed::{Call, CommandSeq, KeyedCommand};
+use super::invocation::Invocation;
 use super::large::forward_large;
 use super::login::guarded;
 use super::monitor::gate_monitor;
@@ -32,35 +32,20 @@ use super::overrides::undeclared_text;
 use super::pause::Pauses;
 use super::pubsub::clients::note_own_publish;
 use super::pubsub::commands::gate_subscriber;
-use super::queueing::{abort_transaction, wrong_arity};
+use super::queueing::wrong_arity;
+use super::quiesce::state::QuiesceWait;
 use super::quiesce::{flush_quietly, look_quietly, wait_to_change_functions};
 use super::reissued::ReissuedCommands;
 use super::scripts::script;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
 use super::turn::Turn;
-use super::upstreams::kind::{Lane, Waited};
-use super::upstreams::link::{Again, Pending, Purpose, UNSENT_HIGH};
-use super::wait::Since;
-use crate::settings::Reads;
+use super::upstreams::kind::Waited;
+use super::wait::state::Since;
+use crate::lane::Lane;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-
-/// Result of the dispatch of a command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Flow {
-    /// Sent or answered.
-    Next,
-    /// Must wait, and will be dispatched again.
-    Stall(Stall),
-    /// Other clients have their turn first. Dispatched again in the next turn.
-    Later,
-    /// Cannot be streamed: collect the whole command.
-    Buffer,
-    /// The client is being closed.
-    Close,
-}
 
 impl Worker {
     /// Executes one complete command. `raw`: its bytes for forwarding.
@@ -366,23 +351,6 @@ fn may_still_learn(turn: &Turn, down: &mut Downstreams, handle: Handle) -> bool 
     client.waits_mut().may_learn(asked)
 }
 
-impl Downstreams {
-    /// Replies to the current command with an error.
-    #[cold]
-    pub(super) fn refuse(&mut self, turn: &Turn, handle: Handle, class: u8, text: &str) -> Flow {
-        let mut reply = Vec::new();
-        encode::error(&mut reply, text);
-        self.answer(turn, handle, class, &reply);
-        Flow::Next
-    }
-
-    pub(super) fn refuse_all_down(&mut self, turn: &Turn, handle: Handle, class: u8) -> Flow {
-        let first = turn.routing().topology.nodes().next().map(|n| n.id);
-        let text = first.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| turn.down_text(node));
-        self.refuse(turn, handle, class, &text)
-    }
-}
-
 #[cold]
 fn unknown(turn: &Turn, down: &mut Downstreams, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
     let name = args.get(0).unwrap_or_default();
@@ -463,71 +431,6 @@ impl ReissuedCommands {
         }
         flow
     }
-}
-
-/// Passes a command to the shared connection of a node.
-#[inline]
-pub(super) fn forward(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> Flow {
-    let Invocation { handle, command, args, raw, .. } = *call;
-    let class = command.class() as u8;
-    let read_only = command.flags.has(Flags::READONLY);
-    let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
-    let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
-    let mut replica = None;
-    if client.identity().reads() != Reads::Primary
-        && !cx.hooks.detour
-        && lane == Lane::Main
-        && read_only
-        && let Some(reads) = client.replica_policy()
-    {
-        replica = match cx.up.replica_for(&cx.turn, handle, reads, client.resp3(), node) {
-            Ok(link) => link,
-            Err(text) => {
-                cx.down.refuse_read(&cx.turn, handle, class, &text);
-                return Flow::Next;
-            }
-        };
-        lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
-    }
-    if !client.may_take(lane) {
-        return Flow::Stall(Stall::Barrier);
-    }
-    let link_handle = replica.unwrap_or_else(|| cx.up.shared_link(&cx.turn, node, lane, client.resp3()));
-    let Some(link) = cx.up.get(link_handle) else { return Flow::Close };
-    let has_room = link.has_room(UNSENT_HIGH);
-    if !link.takes_commands() && (replica.is_some() || !cx.up.is_worth_another_try(&cx.turn, link_handle)) {
-        let text = cx.turn.down_text(node);
-        return cx.down.refuse(&cx.turn, handle, class, &text);
-    }
-    if !has_room && cx.up.is_full(link_handle, handle, UNSENT_HIGH) {
-        return Flow::Stall(Stall::Upstream);
-    }
-    let seq = client.replies_mut().owe_at(Some(node), cx.turn.now_us(), class);
-    if !read_only {
-        client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
-    }
-    let (database, no_touch) = (client.database(), client.no_touch());
-    let pending = Pending {
-        who: handle,
-        seq,
-        len: 0,
-        sent_us: cx.turn.now_us() as u32,
-        epoch: cx.turn.routing().topology.epoch() as u32,
-        purpose: Purpose::Client,
-        class,
-        again: match read_only {
-            _ if command.flags.has(Flags::SCRIPT) => Again::Heals,
-            true => Again::Reads,
-            false => Again::Never,
-        },
-        is_long: false,
-        end: CommandSeq::NONE,
-        cacheable: cx.turn.cacheable(),
-    };
-    let keyed = KeyedCommand { call: Call::Found(command, args), node, database };
-    let request = cx.hooks.pass(&cx.turn, keyed, raw, pending);
-    cx.up.push_for(link_handle, no_touch, request);
-    Flow::Next
 }
 
 impl Gathers {

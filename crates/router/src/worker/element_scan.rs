@@ -8,15 +8,15 @@
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::invocation::Invocation;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
+use crate::lane::Lane;
 
 /// Bits of a server's cursor. It is below the number of buckets of the value, which is far smaller.
 const CURSOR_BITS: u32 = 48;

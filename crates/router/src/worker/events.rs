@@ -22,12 +22,10 @@
 //! | `LeavesLine` | pools |
 //! | `OwnWrite` | tracking |
 
-use super::downstreams::client::Upload;
-use super::tracking::Tracked;
-use super::transactions::Session;
 use switchyard_resp::encode;
 
 use super::blocking::{on_unblock, unblock};
+use super::downstreams::client::Upload;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent};
 use super::gather::FoundRedirect;
@@ -35,13 +33,15 @@ use super::monitor::end_monitor;
 use super::outage::dispatch_waiting;
 use super::pubsub::nodes::needs_pubsub_link;
 use super::reissued::leave_line;
+use super::tracking::Tracked;
+use super::transactions::session::Session;
 use super::transactions::{fail_watch, reissue_watches};
 use super::upstreams::breaking::PERHAPS;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::pending::{Pending, Purpose};
 use super::upstreams::{Event, Origin};
 use super::wait::forget_waiting;
 use super::{Worker, hot_copies};
+use crate::lane::Lane;
 use crate::slab::Handle;
 
 impl Worker {

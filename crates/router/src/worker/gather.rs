@@ -10,27 +10,28 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
+use super::command::{Call, CommandSeq, KeyedCommand};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::double_read::{PendingDoubleRead, end_double_read};
 use super::downstreams::Downstreams;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
+use super::flow::Flow;
 use super::info::{Digest, info_text};
-use super::keyed::{Call, CommandSeq, KeyedCommand};
-use super::local::other_database;
 use super::memory_stats;
-use super::multi_local::deliver_joined;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::pubsub::Kind;
-use super::quiesce::QuiesceWait;
-use super::stale_replies::{is_silent, timeout_of};
+use super::quiesce::state::QuiesceWait;
+use super::silent_nodes::{is_silent, timeout_of};
 use super::tracking::Options;
-use super::transactions::no_multi_text;
+use super::transactions::session::Session;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::breaking::PERHAPS;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::{Again, EXEC, MULTI, Pending, Phase, Purpose};
+use super::upstreams::link::Phase;
+use super::upstreams::pending::{Again, EXEC, MULTI, Pending, Purpose};
+use crate::lane::Lane;
+use crate::settings::other_database;
 use crate::slab::{Handle, Slab};
 
 /// Error for a reply that is combined in memory and exceeds the client's output limit.
@@ -667,6 +668,65 @@ impl Gathers {
         let whole = self.merge(&cx.turn, &mut cx.down, gather, resp3);
         deliver_joined(&cx.turn, &mut cx.down, client, seq, &whole);
     }
+}
+
+impl Gathers {
+    /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client
+    /// has no pending replies, and later commands wait for its end.
+    pub(super) fn begin_alone(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        procedure: Box<dyn MultiStepCommand>,
+        first: Vec<StepRequest>,
+    ) -> Flow {
+        let Some(client) = down.get_mut(handle) else { return Flow::Close };
+        if client.in_flight() > 0 {
+            return Flow::Stall(Stall::Barrier);
+        }
+        client.replies_mut().take_lane(Lane::Rounds);
+        self.begin_rounds(turn, down, handle, class, procedure, first)
+    }
+
+    /// Begins a procedure. The caller ensures the order among the client's commands.
+    pub(super) fn begin_rounds(
+        &mut self,
+        turn: &Turn,
+        down: &mut Downstreams,
+        handle: Handle,
+        class: u8,
+        procedure: Box<dyn MultiStepCommand>,
+        first: Vec<StepRequest>,
+    ) -> Flow {
+        let whole = Aggregation::Rounds(procedure);
+        let Some(gather) = self.begin_gather(turn, down, handle, class, first.len(), whole) else {
+            return Flow::Close;
+        };
+        self.send_round(gather, first, class);
+        Flow::Next
+    }
+}
+
+pub(super) fn no_multi_text(turn: &Turn, node: NodeId, why: &str) -> String {
+    format!(
+        "ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there",
+        turn.node_name(node)
+    )
+}
+
+/// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
+fn deliver_joined(turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
+    let Some(client) = down.get_mut(handle) else { return };
+    if client.in_multi()
+        && let Some(database) =
+            client.state_mut::<Session>().and_then(|session| session.multi.own.note_answer(seq, answer))
+    {
+        client.select(database);
+        return down.deliver(turn, handle, seq, b"");
+    }
+    down.deliver(turn, handle, seq, answer);
 }
 
 #[cfg(test)]

@@ -6,40 +6,37 @@
 //!
 //! Functions rather than methods of `Worker`: they own [`HotCopyStore`], and get the rest as an argument.
 
-use super::invocation::Invocation;
-use super::tracking::Tracked;
-use std::collections::BTreeMap;
+pub(super) mod store;
+
 use std::sync::Arc;
 
-use rustix::time::{ClockId, clock_gettime};
-use switchyard_policy::hot_copies::{
-    Copies, Discarded, GateId, Read, ReadRequest, TurnBudget, WriteHolds, WriteOutcome,
-};
-use switchyard_policy::migration::Fingerprinter;
+use switchyard_policy::hot_copies::{Discarded, GateId, Read, ReadRequest, WriteHolds};
 use switchyard_policy::ownership::OwnershipStatus;
 use switchyard_policy::topology::{NodeId, Placement, Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
 use switchyard_resp::translate::{Shape, to_resp2};
 use switchyard_resp::{encode, reply};
-use tracing::{info, warn};
+use tracing::info;
 
+use super::command::{Call, CommandSeq, KeyedCommand, with_parsed_command, writes};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
-use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, writes};
-use super::transit::with_parsed_command;
+use super::flow::Flow;
+use super::invocation::Invocation;
+use super::keyed::CommandHooks;
+use super::tracking::Tracked;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::{Pending, Phase, Purpose, UNSENT_HIGH};
-use super::wait::MARK;
-use crate::hot_copies::{HotCopies, Published, Table};
+use super::upstreams::link::{Phase, UNSENT_HIGH};
+use super::upstreams::pending::{MARK, Pending, Purpose};
+use crate::hot_copies::Published;
+use crate::lane::Lane;
 use crate::settings::{Reads, Reports};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::tap::Outcome;
+use store::{About, Elements, Waiting, exact_us, refused};
 
 /// Maximum wait of clients for a fill. Then their nodes answer.
 const TIMEOUT_US: u64 = 50_000;
@@ -49,135 +46,6 @@ const SWEEP_US: u64 = 10_000_000;
 
 /// Maximum keys reported as used per sweep.
 const TOUCHES: usize = 1_000;
-
-/// A fill in progress: waiting clients, and the form of its reply.
-#[derive(Debug, Default)]
-struct Waiting {
-    shape: Shape,
-    clients: Vec<Handle>,
-}
-
-/// Clock of hits. Each hit needs a reading after its command was received and before its reply is passed on. A reading
-/// at the start of the turn would be too early: the process can be stopped between that time and a read of a socket.
-#[derive(Clone, Copy, Debug, Default)]
-enum HitClock {
-    /// Each hit reads the clock.
-    #[default]
-    Each,
-    /// All commands of the run were received before it began, so its hits share one reading.
-    Run(Option<u64>),
-}
-
-impl HitClock {
-    #[inline]
-    fn read(&mut self) -> u64 {
-        match self {
-            Self::Each => exact_us(),
-            Self::Run(reading) => *reading.get_or_insert_with(exact_us),
-        }
-    }
-}
-
-/// State of hot copies in a worker.
-#[derive(Debug)]
-pub(super) struct HotCopyStore {
-    copies: Copies,
-    holds: WriteHolds,
-    gates: Arc<Table>,
-    generation: u64,
-    /// Every key that is read becomes cacheable.
-    all: bool,
-    /// There are cacheable keys: writes raise gates.
-    is_cacheable: bool,
-    fingerprints: Fingerprinter,
-    waiting: BTreeMap<u32, Waiting>,
-    /// Budget of hits in this turn.
-    share: TurnBudget,
-    clock: HitClock,
-    /// Nodes with an overdue fill: clients do not wait for another fill there.
-    slow_nodes: Vec<NodeId>,
-    /// By node number: types whose elements may expire without a notification.
-    expire: Vec<Elements>,
-    /// Nodes with possible unseen writes of others: no fills.
-    uncacheable_nodes: Vec<NodeId>,
-    /// Nodes that have refused PTTL since the last query.
-    refusing: Vec<NodeId>,
-    /// Last published value: oldest generation in flight by node.
-    drained: Vec<u64>,
-    found: Vec<GateId>,
-    sweeps_at_us: u64,
-}
-
-impl HotCopyStore {
-    pub(super) fn new(shared: &HotCopies, fingerprints: Fingerprinter) -> Self {
-        let Published { gates, .. } = shared.published();
-        Self {
-            copies: Copies::default(),
-            holds: WriteHolds::default(),
-            gates,
-            generation: 0,
-            all: false,
-            is_cacheable: false,
-            fingerprints,
-            waiting: BTreeMap::new(),
-            share: TurnBudget::default(),
-            clock: HitClock::default(),
-            slow_nodes: Vec::new(),
-            expire: Vec::new(),
-            uncacheable_nodes: Vec::new(),
-            refusing: Vec::new(),
-            drained: Vec::new(),
-            found: Vec::new(),
-            sweeps_at_us: 0,
-        }
-    }
-
-    /// Whether commands may be answered here.
-    #[inline]
-    pub(super) const fn is_used(&self) -> bool {
-        self.is_cacheable || self.all
-    }
-
-    /// Starts a run of commands of a client. `now_us`: start of the turn.
-    #[inline]
-    pub(super) fn begin_run(&mut self, now_us: u64) {
-        self.share.begin(now_us);
-        self.clock = HitClock::Run(None);
-    }
-
-    /// Ends the run: commands dispatched later may not have been received yet.
-    #[inline]
-    pub(super) fn end_run(&mut self) {
-        self.clock = HitClock::Each;
-    }
-
-    /// Whether writes raise gates.
-    #[inline]
-    pub(super) const fn is_cacheable(&self) -> bool {
-        self.is_cacheable
-    }
-
-    /// Generation of the adopted set, whose gates are raised.
-    #[inline]
-    pub(super) const fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Whether there are any copies.
-    pub(super) fn has_copies(&self) -> bool {
-        self.copies.sizes().copies > 0
-    }
-
-    fn hash(&self, key: &[u8]) -> u64 {
-        self.fingerprints.of(key).0 as u64
-    }
-
-    /// Handles the end of an observed command.
-    pub(super) fn over(&mut self, end: CommandSeq, outcome: Outcome) {
-        let how = if outcome == Outcome::Doubtful { WriteOutcome::Doubtful } else { WriteOutcome::Certain };
-        self.holds.over(&*self.gates, end.number(), how);
-    }
-}
 
 // ---- writes ----
 
@@ -346,32 +214,6 @@ fn copied_values(cx: &mut Context, call: &Invocation<'_>, keys: &[u32]) -> Optio
     Some(Flow::Next)
 }
 
-/// Types whose elements may have their own TTL.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Elements {
-    /// Hash fields.
-    pub(super) of_hash: bool,
-    /// Set members.
-    pub(super) of_set: bool,
-}
-
-impl Elements {
-    /// Returns the types that a command with this name may read. A key disappears with its last element, also if a read
-    /// expires it.
-    fn read_by(name: &str) -> Self {
-        let any = matches!(name, "EXISTS" | "TYPE");
-        Self {
-            of_hash: any || name.starts_with('H'),
-            of_set: any || matches!(name, "SCARD" | "SISMEMBER" | "SMEMBERS" | "SMISMEMBER"),
-        }
-    }
-
-    /// Whether both have a type in common.
-    const fn meets(self, other: Self) -> bool {
-        self.of_hash && other.of_hash || self.of_set && other.of_set
-    }
-}
-
 /// Starts a fill at a node. `None`: not possible now.
 fn begin(
     turn: &Turn,
@@ -407,13 +249,6 @@ fn begin(
         up.push(link_handle, request);
     }
     Some(number)
-}
-
-/// Returns the clock for the age of copies, in microseconds: keys continue to age at their nodes while this host is
-/// suspended.
-fn exact_us() -> u64 {
-    let time = clock_gettime(ClockId::Boottime);
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
 // ---- messages of nodes ----
@@ -467,26 +302,9 @@ pub(super) fn go_on(turn: &Turn, down: &mut Downstreams, handle: Handle) {
     }
 }
 
-/// Properties of a node, from its handshake.
-#[derive(Debug)]
-pub(super) struct About {
-    pub(super) expire: Elements,
-    /// The command table covers its version.
-    pub(super) is_covered: bool,
-    pub(super) run_id: Option<Arc<str>>,
-    pub(super) standing: OwnershipStatus,
-}
-
 fn gives_again(turn: &Turn, node: NodeId) {
     if turn.shared().hot.refused(node, None) {
         info!(node = %turn.node_name(node), "node supports hot copies again");
-    }
-}
-
-/// Disables copies of a node that refuses a required command.
-pub(super) fn refused(turn: &Turn, node: NodeId, why: &str) {
-    if turn.shared().hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %turn.node_name(node), reason = why, "no hot copies of this node's keys: it refuses a required command (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 
@@ -537,7 +355,8 @@ fn hold_waiting(cx: &mut Context) {
             continue;
         };
         // Unknown keys delay fills from the node.
-        let Some(request) = client.state().map(|waiting: &super::reissued::Waiting| waiting.request().to_vec()) else {
+        let Some(request) = client.state().map(|waiting: &super::reissued::state::Waiting| waiting.request().to_vec())
+        else {
             continue;
         };
         let database = client.database();

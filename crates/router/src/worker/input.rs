@@ -3,25 +3,25 @@
 //! A command is dispatched as soon as its bytes have arrived, and again from its start when its stall has ended, so no
 //! intermediate state is kept.
 
-use super::downstreams::client::Repeat;
-use super::downstreams::client::Upload;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::debug;
 
+use super::Worker;
 use super::accept::handshake_failed;
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
+use super::downstreams::client::{Repeat, Upload};
 use super::downstreams::replies::ReplyMode;
+use super::downstreams::socket::OUTPUT_HIGH;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::large::run_repeat;
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
 use super::transport::Received;
 use super::turn::Turn;
-use super::upstreams::link::Purpose;
+use super::upstreams::pending::Purpose;
 use super::wait::go_on_waiting;
-use super::{OUTPUT_HIGH, Worker};
 use crate::slab::Handle;
 
 /// Maximum bytes of a request that must be collected (Redis `client-query-buffer-limit`).

@@ -21,72 +21,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId};
-use switchyard_resp::command::{Command, Flags, Handling, Local};
+use switchyard_policy::topology::MoveId;
+use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
 use super::changes::Changes;
-use super::hot_copies::HotCopyStore;
+use super::command::{Call, CommandSeq, KeyedCommand, with_parsed_command, writes};
+use super::hot_copies::store::HotCopyStore;
 use super::published::late_writes;
-use super::scripts::ScriptsMet;
-use super::slowlog::SlowCommands;
+use super::scripts::met::ScriptsMet;
+use super::slowlog::entries::SlowCommands;
 use super::telemetry::Telemetry;
-use super::transit::{InTransit, with_parsed_command};
+use super::transit::state::InTransit;
 use super::turn::Turn;
-use super::upstreams::link::{EXEC, Pending, Purpose};
+use super::upstreams::pending::{EXEC, Pending, Purpose};
 use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Tally;
 use crate::tap::{Outcome, SentCommand, Tap};
-
-/// Source of the keys of a command.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Call<'a> {
-    /// A client's command, as dispatched. The sent bytes may differ, with the same keys (a checked script).
-    Found(&'a Command, &'a Args<'a>),
-    /// Bytes stored or created by the router.
-    Bytes(&'a [u8]),
-}
-
-/// A command for a node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KeyedCommand<'a> {
-    pub(super) call: Call<'a>,
-    pub(super) node: NodeId,
-    pub(super) database: u32,
-}
-
-/// Number of a command with an observed end.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct CommandSeq(u64);
-
-impl CommandSeq {
-    /// The end is not observed.
-    pub(super) const NONE: Self = Self(0);
-
-    /// Flag of numbers that only telemetry observes.
-    const COUNTED: u64 = 1 << 63;
-
-    /// Returns a new number. Never reused, because a command may block at its node while any number of others pass.
-    const fn next(self) -> Self {
-        Self(self.0 + 1)
-    }
-
-    /// Index in a table with this many places.
-    pub(super) fn slot(self, places: usize) -> usize {
-        self.0 as usize % places
-    }
-
-    pub(super) fn number(self) -> u64 {
-        self.0
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(number: u64) -> Self {
-        Self(number)
-    }
-}
 
 /// A request for a connection.
 #[must_use = "it is sent by a link"]
@@ -222,11 +175,6 @@ impl CommandHooks {
     }
 }
 
-/// Whether a command may change its keys.
-pub(super) fn writes(command: &Command) -> bool {
-    !command.flags.has(Flags::READONLY) && command.handling != Handling::Local(Local::Watch)
-}
-
 impl CommandHooks {
     /// Creates the request of a command that is given to a connection.
     #[inline]
@@ -251,7 +199,7 @@ impl CommandHooks {
         }
         if let Some(followed) = followed {
             if end == CommandSeq::NONE {
-                end = CommandSeq(self.next().0 | CommandSeq::COUNTED);
+                end = self.next().counted();
             }
             self.telemetry.follow(end, followed);
         }
@@ -325,7 +273,7 @@ impl CommandHooks {
                 self.telemetry.answered(end, bytes, us);
             }
             self.hot.over(end, outcome);
-            if end.0 & CommandSeq::COUNTED != 0 {
+            if end.number() & CommandSeq::COUNTED != 0 {
                 continue;
             }
             let late = self.late.remove(&end).filter(|_| outcome != Outcome::Never);
@@ -335,7 +283,7 @@ impl CommandHooks {
                 }
             }
             if let Some(tap) = &self.tap {
-                tap.ended((turn.index(), end.0), outcome);
+                tap.ended((turn.index(), end.number()), outcome);
             }
         }
     }
@@ -370,7 +318,7 @@ impl CommandHooks {
         let Some(tap) = self.tap.clone() else { return CommandSeq::NONE };
         let end = self.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
-        let (number, KeyedCommand { node, database, .. }) = ((turn.index(), end.0), keyed);
+        let (number, KeyedCommand { node, database, .. }) = ((turn.index(), end.number()), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });
         end
     }
@@ -405,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_number_does_not_come_again_while_a_command_waits() {
-        let (waits, long_after) = (CommandSeq(1), CommandSeq(u64::from(u32::MAX)));
+        let (waits, long_after) = (CommandSeq::of(1), CommandSeq::of(u64::from(u32::MAX)));
         assert!(waits < long_after.next() && waits.number() != long_after.next().next().number());
         assert_eq!(size_of::<Pending>(), 40, "many are kept: wider numbers must not cost memory");
     }

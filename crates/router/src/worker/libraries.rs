@@ -8,17 +8,17 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
+use super::flow::Flow;
 use super::gather::{Aggregation, FanOut, Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::quiesce::QuiesceWait;
+use super::quiesce::state::QuiesceWait;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use super::wait::Since;
+use super::wait::state::Since;
+use crate::lane::Lane;
 use crate::slab::Handle;
 
 /// Suffix of a node's error if another node could not be restored.

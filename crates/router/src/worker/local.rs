@@ -3,10 +3,6 @@
 //! Commands that only need the client are here; families of commands have their own files (`acl`, `cluster`, `info`,
 //! `client_commands`, `config_commands`).
 
-use super::invocation::Invocation;
-use super::pubsub::Subscriber;
-use super::tracking::Tracked;
-use super::transactions::Session;
 use std::sync::Arc;
 
 use switchyard_resp::command::{Local, Merge};
@@ -15,26 +11,32 @@ use switchyard_resp::units::counted;
 use tracing::warn;
 
 use super::Worker;
-use super::acl::{acl, awaits_users};
+use super::acl::{acl, asker};
 use super::cluster::cluster_mode;
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
+use super::flow::Flow;
 use super::gather::{Aggregation, FanOut, Gathers};
-use super::login::{Login, become_user, login};
+use super::info::fleet_version;
+use super::invocation::Invocation;
+use super::login::{Login, awaits_users, become_user, login};
 use super::monitor::end_monitor;
+use super::pubsub::Subscriber;
 use super::slowlog::{slowlog, slowlog_details};
+use super::tracking::Tracked;
 use super::tracking::commands::tracking_command;
+use super::transactions::session::Session;
 use super::transactions::{discard, transaction};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
 use super::upstreams::link::Phase;
+use crate::lane::Lane;
+use crate::lock::lock;
 use crate::metrics::Errors;
-use crate::operator::{CallingClient, OperatorCommand};
-use crate::settings::RuntimeSettings;
-use crate::shared::{RoutingSnapshot, lock};
+use crate::operator::OperatorCommand;
+use crate::settings::other_database;
 use crate::slab::Handle;
 
 impl Worker {
@@ -264,49 +266,6 @@ pub(super) fn close_clients_elsewhere(turn: &Turn, down: &mut Downstreams) {
             "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other database"
         );
     }
-}
-
-/// Returns the oldest of some versions, or a default if none is known yet.
-pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
-    let parts = |version: &&str| {
-        let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
-        [(); 4].map(|()| parts.next().unwrap_or(0))
-    };
-    versions.filter(|version| !version.is_empty()).min_by_key(parts).unwrap_or("7.0.0").to_owned()
-}
-
-/// Returns the reason why clients may not use a database, if so.
-pub(super) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
-    (live.one_database && database != live.database).then(|| {
-        format!(
-            "ERR Switchyard serves only database {} in a pool that ejects servers (auto_eject_hosts). Do not select another",
-            live.database
-        )
-    })
-}
-
-pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
-    std::str::from_utf8(bytes).ok()?.parse().ok()
-}
-
-/// Returns the server name and version shown to clients: Valkey if all nodes are Valkey, and the oldest version,
-/// because features that it lacks cannot be relied on.
-pub(super) fn fleet_version(turn: &Turn, routing: &RoutingSnapshot) -> (&'static str, String) {
-    let nodes = lock(&turn.shared().nodes);
-    let known =
-        || routing.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
-    if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
-        return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
-    }
-    ("redis", oldest(known().map(|facts| facts.redis_version.as_str())))
-}
-
-/// Returns the description of a client for operator commands.
-pub(super) fn asker(down: &Downstreams, handle: Handle) -> Option<CallingClient> {
-    let client = down.get(handle)?;
-    let address = client.identity().origin();
-    let who = format!("the user {} from {address}", client.identity().user().name());
-    Some(CallingClient { who, may_operate: client.identity().user().is_operator(), resp3: client.resp3() })
 }
 
 fn auth(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {

@@ -1,45 +1,30 @@
 //! Users of clients: logins, clients without a login, and effects of changed users on connected clients.
 
-use super::invocation::Invocation;
-use super::transit::Moving;
+pub(super) mod state;
+
 use std::sync::Arc;
 
 use switchyard_resp::command::Flags;
 
-use super::acl::{awaits_users, note_denied, note_refused};
 use super::colocate::waits_for_colocation;
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::{Flow, abort_transaction};
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
-use super::queueing::abort_transaction;
 use super::quotas::part_of;
+use super::transit::state::Moving;
 use super::turn::Turn;
+use crate::lane::Lane;
 use crate::limits::ClientQuota;
+use crate::lock::lock;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-use crate::users::{Attempt, Bounds, User};
-
-/// Result of an attempt to log in, kept until its command is dispatched again.
-#[derive(Debug)]
-pub(super) struct Verdict {
-    name: Vec<u8>,
-    password: Vec<u8>,
-    /// [`Attempt::Queued`]: pending.
-    attempt: Attempt,
-}
-
-impl Verdict {
-    fn is_for(&self, name: &[u8], password: &[u8]) -> bool {
-        self.attempt != Attempt::Queued && self.name == name && self.password == password
-    }
-}
-
-impl Drop for Verdict {
-    fn drop(&mut self) {
-        self.password.fill(0);
-    }
-}
+use crate::users::Attempt;
+use crate::users::Denied;
+use crate::users::Refused;
+use crate::users::{Bounds, User};
+use state::Verdict;
 
 /// Result of a login.
 pub(super) enum Login {
@@ -235,4 +220,35 @@ pub(super) fn readmit_clients(turn: &Turn, down: &mut Downstreams) {
         // A client that has removed its own user still gets its reply.
         if awaits_users(down, handle) { down.close_after_replies(handle) } else { down.close_client(turn, handle) }
     }
+}
+
+/// Whether a change of users by this client is pending.
+pub(super) fn awaits_users(down: &Downstreams, handle: Handle) -> bool {
+    down.get(handle).is_some_and(|client| client.replies().are_under_way_on(Lane::Rounds))
+}
+
+/// Adds a refused command to the log.
+pub(super) fn note_denied(turn: &Turn, down: &Downstreams, call: &Invocation<'_>, denied: Denied) {
+    let Invocation { handle, command, args, .. } = *call;
+    let Some(client) = down.get(handle) else { return };
+    let (reason, object) = match denied {
+        Denied::Key(index) => ("key", args.get(index).unwrap_or_default().to_vec()),
+        Denied::Channel(index) => ("channel", args.get(index).unwrap_or_default().to_vec()),
+        _ => ("command", command.name.to_ascii_lowercase().into_bytes()),
+    };
+    note_refused(turn, down, handle, reason, object, client.identity().user().name().as_bytes());
+}
+
+pub(super) fn note_refused(
+    turn: &Turn,
+    down: &Downstreams,
+    handle: Handle,
+    reason: &'static str,
+    object: Vec<u8>,
+    user: &[u8],
+) {
+    let Some(client) = down.get(handle) else { return };
+    let context = if client.in_multi() { "multi" } else { "toplevel" };
+    let client = client.describe(turn.now_us(), "acl", false);
+    lock(&turn.shared().acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
 }

@@ -28,11 +28,12 @@ use super::gather::Gathers;
 use super::log_throttle::LogThrottle;
 use super::tracking::Tracking;
 use super::turn::Turn;
-use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::pending::{Pending, Purpose};
 use super::upstreams::{Link, Upstreams};
 use super::{TICK, Worker};
+use crate::lock::lock;
 use crate::memory;
-use crate::shared::{Message, lock};
+use crate::shared::Message;
 use crate::slab::Handle;
 
 /// Minimum growth of a worker before a check.

@@ -18,6 +18,7 @@ mod checkout;
 mod client_commands;
 mod cluster;
 mod colocate;
+mod command;
 mod config_commands;
 mod config_values;
 mod context;
@@ -28,6 +29,8 @@ mod downstreams;
 mod element_scan;
 mod events;
 mod fan_out;
+mod flow;
+mod forward;
 mod gather;
 mod hot_copies;
 mod info;
@@ -58,6 +61,7 @@ mod replies;
 mod scan;
 mod scripts;
 mod send;
+mod silent_nodes;
 mod slowlog;
 mod stale_replies;
 mod telemetry;
@@ -69,7 +73,6 @@ mod turn;
 mod upstreams;
 mod wait;
 
-use downstreams::client::Upload;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -78,48 +81,32 @@ use crate::listener::Listener;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Shared};
 use crate::slab::Handle;
-use crate::worker::accept::handshake_failed;
-use crate::worker::blocking::end_wait;
-use crate::worker::blocking::restamp_waiting;
-use crate::worker::blocking::retry_unblocks;
-use crate::worker::blocking::tick_blocked;
-use crate::worker::blocking::unblock_client;
-use crate::worker::client_commands::kill_clients;
-use crate::worker::client_commands::list_clients;
-use crate::worker::colocate::on_colocation;
-use crate::worker::colocate::settle_colocate_waits;
-use crate::worker::login::on_login;
-use crate::worker::login::readmit_clients;
-use crate::worker::pause::refresh;
-use crate::worker::pubsub::clients::cut_subscriber;
-use crate::worker::quiesce::on_quiet;
-use crate::worker::quiesce::tick_quieting;
-use crate::worker::quotas::place_prefixes_anew;
-use crate::worker::quotas::recount;
-use crate::worker::reissued::on_reissue;
-use crate::worker::reissued::on_turn;
-use crate::worker::tracking::commands::find_client;
-use crate::worker::tracking::nodes::on_redirect_broken;
-use crate::worker::tracking::nodes::on_redirected;
-use crate::worker::transactions::fail_stale_watches;
-use crate::worker::transit::look_again;
-use crate::worker::transit::publish_if_wanted;
-use crate::worker::transit::refuse_moving;
-use crate::worker::transit::tick_moving;
-use crate::worker::upstreams::tick::publish_slow;
+use accept::handshake_failed;
 use batching::pause;
-pub use cross_slot::spans_slots;
+use blocking::{end_wait, restamp_waiting, retry_unblocks, unblock_client};
+use client_commands::{kill_clients, list_clients};
+use colocate::{on_colocation, settle_colocate_waits};
 use downstreams::Client;
+use downstreams::client::Upload;
 use downstreams::waits::Stall;
 use gather::Gather;
-pub(crate) use upstreams::kind::Lane;
-use upstreams::unblock::Asker;
+use login::{on_login, readmit_clients};
+use pause::refresh;
+use pubsub::clients::cut_subscriber;
+use quiesce::{on_quiet, tick_quieting};
+use quotas::{place_prefixes_anew, recount};
+use reissued::{on_reissue, on_turn};
+use tracking::commands::find_client;
+use tracking::nodes::{on_redirect_broken, on_redirected};
+use transactions::fail_stale_watches;
+use transit::{look_again, publish_if_wanted, refuse_moving, tick_moving};
+use upstreams::tick::publish_slow;
+use upstreams::unblock::{Asker, tick_blocked};
+
+pub use cross_slot::spans_slots;
 
 /// Bytes per read. Large enough for a batch of replies, small enough for the L2 cache.
 const READ_SIZE: usize = 128 << 10;
-
-/// Maximum buffer capacity of an idle client.
-const QUIET_CAPACITY: usize = 4 << 10;
 
 /// Interval of timeout checks.
 const TICK: Duration = Duration::from_millis(20);
@@ -129,9 +116,6 @@ const TICK_IDLE: Duration = Duration::from_millis(500);
 
 /// Interval of checks of all clients. There may be tens of thousands.
 const CLIENT_TICK_US: u64 = 200_000;
-
-/// Maximum unread output of a client before its commands are stalled.
-const OUTPUT_HIGH: usize = 1 << 20;
 
 /// Time without progress after which a client over `OUTPUT_HIGH` is assumed to write its whole pipeline before it
 /// reads: its commands continue, up to its output limit.
@@ -158,21 +142,21 @@ impl Worker {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
-        let door = accept::Acceptor::open(listeners, &poll)?;
+        let door = accept::state::Acceptor::open(listeners, &poll)?;
         // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.take_over_worker(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = upstreams::zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
         let fingerprints = shared.board.fingerprints;
-        let hot = hot_copies::HotCopyStore::new(&shared.hot, fingerprints);
+        let hot = hot_copies::store::HotCopyStore::new(&shared.hot, fingerprints);
         let turn = turn::Turn::new(index, shared, poll);
         turn.shared().adopted(index, turn.generation());
         let hooks = keyed::CommandHooks::new(
             changes::Changes::new(Arc::clone(turn.counters())),
             telemetry::Telemetry::new(fingerprints, index),
             hot,
-            slowlog::SlowCommands::new(turn.routing().live.slow_us()),
+            slowlog::entries::SlowCommands::new(turn.routing().live.slow_us()),
         );
         let down = downstreams::Downstreams::new(turn.counters().clone(), door);
         let up = upstreams::Upstreams::new(zombies, index);
@@ -387,7 +371,7 @@ impl Worker {
     fn tick(&mut self) {
         self.next_tick_us = self.cx.turn.now_us() + TICK.as_micros() as u64;
         let (tracking, topics) = (&self.tracking, &self.pubsub);
-        let needs_pubsub = |node| pubsub::needs_pubsub_link(tracking, topics, node);
+        let needs_pubsub = |node| pubsub::nodes::needs_pubsub_link(tracking, topics, node);
         self.cx.up.tick_links(&self.cx.turn, self.cx.hooks.hot.has_copies(), &needs_pubsub);
         self.cx.up.tick_outages(&self.cx.turn);
         retry_unblocks(&mut self.cx);

@@ -10,14 +10,16 @@ use std::sync::Arc;
 
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::{Aggregation, Gathers};
 use super::invocation::Invocation;
 use super::turn::Turn;
-use super::upstreams::kind::Lane;
-use crate::shared::{Message, lock};
+use crate::lane::Lane;
+use crate::lock::lock;
+use crate::shared::Message;
 use crate::slab::Handle;
 
 /// State of monitors in a worker.
@@ -158,7 +160,7 @@ impl Monitors {
         }
         let Some(client) = down.get(handle) else { return };
         // A pending SELECT is shown with its new database.
-        let selected = if &*command.name == "SELECT" { args.get(1).and_then(super::local::parse) } else { None };
+        let selected = if &*command.name == "SELECT" { args.get(1).and_then(parse) } else { None };
         let database: u32 = selected.unwrap_or(client.database());
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut line = std::mem::take(&mut self.scratch);

@@ -7,34 +7,23 @@
 //!
 //! They are not sent to the node, whose replies would concern our connection and a single server.
 
-use std::sync::Arc;
+pub(super) mod state;
 
-use super::invocation::Invocation;
-use super::transactions::Session;
-use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use switchyard_resp::command::{Handling, Local};
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
-use super::dispatch::Flow;
-use super::downstreams::Downstreams;
+use super::command::with_parsed_command;
 use super::downstreams::replies::ReplyMode;
 use super::downstreams::waits::Stall;
-use super::scan::QueuedScan;
-use super::transit::with_parsed_command;
-use super::turn::Turn;
+use super::flow::Flow;
+use super::invocation::Invocation;
+use super::transactions::session::Session;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
-
-/// Time at which the router answers a command of a transaction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum When {
-    /// Before EXEC is sent, with queries to nodes.
-    Before,
-    /// After the node has executed the other commands.
-    After,
-}
+use state::{Answer, CapturedReply, LocalInMulti, When};
 
 /// Returns when the router answers such a command in a transaction. `None`: it does not.
 pub(super) fn answered(local: Local) -> Option<When> {
@@ -53,126 +42,6 @@ pub(super) fn answered(local: Local) -> Option<When> {
         | Local::Lolwut
         | Local::Role => Some(When::After),
         _ => None,
-    }
-}
-
-/// Captures a reply instead of sending it to a client.
-#[derive(Debug, Default)]
-pub(super) enum CapturedReply {
-    /// Replies go to clients.
-    #[default]
-    Nothing,
-    /// Capture the next reply.
-    Wanted,
-    Answer(Vec<u8>),
-}
-
-impl CapturedReply {
-    /// Captures a reply if requested. Returns whether it did.
-    #[inline]
-    pub(super) fn takes(&mut self, answer: &[u8]) -> bool {
-        let is_wanted = matches!(self, Self::Wanted);
-        if is_wanted {
-            *self = Self::Answer(answer.to_vec());
-        }
-        is_wanted
-    }
-
-    fn end(&mut self) -> Option<Vec<u8>> {
-        match std::mem::take(self) {
-            Self::Answer(answer) => Some(answer),
-            Self::Nothing | Self::Wanted => None,
-        }
-    }
-}
-
-#[derive(Debug)]
-enum Answer {
-    None,
-    /// Nodes are being queried: number of the pending reply, and the client's database.
-    Awaited(u32, u32),
-    Given(Vec<u8>),
-}
-
-#[derive(Debug)]
-struct Own {
-    /// Place in EXEC's array. `None`: only the answer is needed.
-    place: Option<usize>,
-    request: Vec<u8>,
-    when: When,
-    answer: Answer,
-}
-
-/// Commands of a transaction whose replies are not the node's.
-#[derive(Debug, Default)]
-pub(super) struct LocalInMulti {
-    own: Vec<Own>,
-    /// Number of commands with a place in EXEC's array.
-    placed: usize,
-    /// Bytes of their requests.
-    request_bytes: usize,
-    /// All commands before this index that need queries are answered.
-    replied: usize,
-    databases: BTreeSet<u32>,
-    /// Places of the node's replies to SCAN among its replies.
-    scans: Vec<(usize, QueuedScan)>,
-}
-
-impl LocalInMulti {
-    pub(super) fn is_empty(&self) -> bool {
-        self.own.is_empty() && self.scans.is_empty()
-    }
-
-    /// Number of commands in EXEC's array.
-    pub(super) fn count(&self) -> usize {
-        self.placed
-    }
-
-    /// Memory of the queue, bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.own.len() * size_of::<Own>() + self.request_bytes + self.scans.len() * size_of::<(usize, QueuedScan)>()
-    }
-
-    /// Queues a command at this place of EXEC's array.
-    pub(super) fn queue(&mut self, place: usize, when: When, request: &[u8]) {
-        self.placed += 1;
-        self.push(Own { place: Some(place), request: request.to_vec(), when, answer: Answer::None });
-    }
-
-    /// Records a SCAN that the node answers, at this place among its replies.
-    pub(super) fn queue_scan(&mut self, place: usize, scan: QueuedScan) {
-        self.scans.push((place, scan));
-    }
-
-    /// Requests a check before EXEC that the nodes have this database.
-    pub(super) fn require_database(&mut self, database: u32) {
-        let mut request = Vec::new();
-        encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        if self.databases.insert(database) {
-            self.push(Own { place: None, request, when: When::Before, answer: Answer::None });
-        }
-    }
-
-    fn push(&mut self, own: Own) {
-        self.request_bytes += own.request.capacity();
-        self.own.push(own);
-    }
-
-    /// Returns the first command that needs a query and has no answer.
-    fn unanswered(&mut self) -> Option<&mut Own> {
-        let is_done = |own: &Own| own.when == When::After || matches!(own.answer, Answer::Given(_));
-        while self.own.get(self.replied).is_some_and(is_done) {
-            self.replied += 1;
-        }
-        self.own.get_mut(self.replied)
-    }
-
-    fn unasked(&mut self) -> Option<&mut Own> {
-        self.unanswered().filter(|own| matches!(own.answer, Answer::None))
-    }
-
-    fn awaited(&mut self, seq: u32) -> Option<&mut Own> {
-        self.unanswered().filter(|own| matches!(own.answer, Answer::Awaited(of, _) if of == seq))
     }
 }
 
@@ -253,46 +122,5 @@ impl Worker {
             place += 1;
         }
         out
-    }
-}
-
-/// Passes a combined reply of several nodes to a client, or to its transaction if that has requested it.
-pub(super) fn deliver_joined(turn: &Turn, down: &mut Downstreams, handle: Handle, seq: u32, answer: &[u8]) {
-    let Some(client) = down.get_mut(handle) else { return };
-    if client.in_multi()
-        && let Some(own) = client.state_mut::<Session>().and_then(|session| session.multi.own.awaited(seq))
-        && let Answer::Awaited(_, database) = std::mem::replace(&mut own.answer, Answer::Given(answer.to_vec()))
-    {
-        client.select(database);
-        return down.deliver(turn, handle, seq, b"");
-    }
-    down.deliver(turn, handle, seq, answer);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Nodes are queried for one command at a time, and the cost per command is constant for long transactions.
-    #[test]
-    fn queries_to_nodes_are_sent_in_order_and_once() {
-        let mut own = LocalInMulti::default();
-        own.queue(0, When::After, b"ROLE");
-        own.queue(1, When::Before, b"INFO");
-        own.require_database(7);
-        own.require_database(7);
-        own.queue(3, When::Before, b"CONFIG GET x");
-        assert_eq!(
-            (own.count(), own.bytes()),
-            (3, 4 * size_of::<Own>() + own.own.iter().map(|own| own.request.capacity()).sum::<usize>())
-        );
-        let mut asked = Vec::new();
-        while let Some(next) = own.unasked() {
-            next.answer = Answer::Awaited(5, 0);
-            asked.push(next.place);
-            assert!(own.unasked().is_none() && own.awaited(4).is_none(), "one at a time");
-            own.awaited(5).expect("it is awaited").answer = Answer::Given(Vec::new());
-        }
-        assert_eq!(asked, [Some(1), None, Some(3)]);
     }
 }

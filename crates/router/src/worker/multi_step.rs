@@ -10,14 +10,9 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
-use super::dispatch::Flow;
-use super::downstreams::Downstreams;
-use super::downstreams::waits::Stall;
-use super::gather::{Aggregation, Gathers};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use crate::slab::Handle;
+use crate::lane::Lane;
 
 /// One query of a round. Several requests are sent to the node in one piece, so that nothing comes between them; the
 /// reply to the last one counts.
@@ -45,44 +40,5 @@ pub(super) trait MultiStepCommand: Debug + Send {
     /// Whether its queries may take long on a connection for short ones.
     fn is_long(&self) -> bool {
         false
-    }
-}
-
-impl Gathers {
-    /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client
-    /// has no pending replies, and later commands wait for its end.
-    pub(super) fn begin_alone(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        procedure: Box<dyn MultiStepCommand>,
-        first: Vec<StepRequest>,
-    ) -> Flow {
-        let Some(client) = down.get_mut(handle) else { return Flow::Close };
-        if client.in_flight() > 0 {
-            return Flow::Stall(Stall::Barrier);
-        }
-        client.replies_mut().take_lane(Lane::Rounds);
-        self.begin_rounds(turn, down, handle, class, procedure, first)
-    }
-
-    /// Begins a procedure. The caller ensures the order among the client's commands.
-    pub(super) fn begin_rounds(
-        &mut self,
-        turn: &Turn,
-        down: &mut Downstreams,
-        handle: Handle,
-        class: u8,
-        procedure: Box<dyn MultiStepCommand>,
-        first: Vec<StepRequest>,
-    ) -> Flow {
-        let whole = Aggregation::Rounds(procedure);
-        let Some(gather) = self.begin_gather(turn, down, handle, class, first.len(), whole) else {
-            return Flow::Close;
-        };
-        self.send_round(gather, first, class);
-        Flow::Next
     }
 }

@@ -14,21 +14,20 @@
 //! is a fact of the worker rather than one that workers share, because each loses its own connection, and one of them
 //! may find the node up before the others.
 
-use super::transactions::Session;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
 use switchyard_resp::request::Args;
 
+use super::command::{parse, with_parsed_command};
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::large::LargeKeys;
-use super::local::parse;
-use super::transit::with_parsed_command;
+use super::transactions::session::Session;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::outages::wait_us;
-use crate::shared::{RoutingSnapshot, lock};
+use crate::lock::lock;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// Dispatches the commands that wait for lost nodes again.
@@ -41,13 +40,6 @@ pub(super) fn dispatch_waiting(turn: &Turn, down: &mut Downstreams) {
 /// Whether a client waits for a node and has closed its side, without a reply in flight: its command is dropped.
 pub(super) fn is_abandoned(client: &Client) -> bool {
     client.stall() == Stall::Outage && client.input().has_hung_up() && client.in_flight() == 0 && client.unsent() == 0
-}
-
-/// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one
-/// node, if commands wait for it at all.
-pub(super) fn closes(turn: &Turn, error: &[u8]) -> bool {
-    let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
-    is_loss && turn.routing().topology.nodes().len() == 1 && wait_us(turn.routing()) > 0
 }
 
 /// A command that may need a lost node.

@@ -12,12 +12,8 @@ use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Flags, errors};
 
-use super::colocate::wait_for_colocation;
-use super::dispatch::Flow;
-use super::downstreams::Downstreams;
-use super::invocation::Invocation;
+use super::command::with_parsed_command;
 use super::keyed::CommandHooks;
-use super::transit::with_parsed_command;
 use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 
@@ -75,20 +71,6 @@ pub(super) fn undeclared_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot
         "CROSSSLOT This command may use keys of slot {} that it does not name, and some keys of that slot have placement overrides to {away}. Return them first: switchyard move --from {away} --to {home} --keys KEY",
         slot.number()
     )
-}
-
-/// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
-/// have placement overrides.
-#[cold]
-pub(super) fn bring_together(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, keys: &[u32]) -> Flow {
-    let Invocation { routing, handle, command, args, .. } = *call;
-    let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-    let text = not_together(turn, routing, keys.clone());
-    let waits = match route(&routing.topology, keys.clone()) {
-        Route::Parted(_) => wait_for_colocation(turn, down, handle, &command.name, wanted_of(routing, keys), text),
-        _ => Err(text),
-    };
-    waits.unwrap_or_else(|text| down.refuse(turn, handle, command.class() as u8, &text))
 }
 
 /// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.

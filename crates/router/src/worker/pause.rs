@@ -3,23 +3,25 @@
 //! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker
 //! holds commands *and* has the replies to all commands sent before: as with one server, nothing changes after the OK.
 
-use super::invocation::Invocation;
-use super::transactions::Session;
 use std::time::Duration;
 
-use switchyard_resp::command::{Command, Flags, Handling, Local};
+use switchyard_resp::command::Command;
+use switchyard_resp::command::Handling;
+use switchyard_resp::command::Local;
 
-use super::dispatch::Flow;
+use super::command::{may_write, parse, with_parsed_command};
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::{Aggregation, Gathers};
-use super::local::parse;
+use super::invocation::Invocation;
 use super::monitor::Monitors;
-use super::transit::with_parsed_command;
+use super::transactions::session::Session;
 use super::turn::Turn;
-use super::upstreams::kind::Lane;
 use super::upstreams::{Link, Upstreams};
-use crate::shared::{Message, Pause, RoutingSnapshot, lock};
+use crate::lane::Lane;
+use crate::lock::lock;
+use crate::shared::{Message, Pause, RoutingSnapshot};
 use crate::slab::Handle;
 
 /// A PAUSE that has not been answered yet.
@@ -51,13 +53,6 @@ fn queue_may_write(clients: &Downstreams, routing: &RoutingSnapshot, handle: Han
     let session = clients.get(handle).and_then(|client| client.state::<Session>());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
     queue.iter().any(|request| with_parsed_command(routing, request, |command, _| may_write(command)).unwrap_or(true))
-}
-
-/// Whether Redis counts a command as possibly writing.
-pub(super) fn may_write(command: &Command) -> bool {
-    command.flags.has(Flags::WRITE)
-        || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
-        || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT")
 }
 
 /// Whether all commands sent to nodes by this time have been answered.

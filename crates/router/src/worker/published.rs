@@ -8,7 +8,7 @@ use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 
-use super::keyed::writes;
+use super::command::writes;
 use crate::shared::RoutingSnapshot;
 
 /// Returns the keys that a command may write at the source of such moves, by move. Costs a single check while there is

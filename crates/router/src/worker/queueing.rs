@@ -2,23 +2,24 @@
 //!
 //! Separate from EXEC, because nothing here reaches a node.
 
-use super::invocation::Invocation;
-use super::transactions::Session;
-
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::Slot;
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
 
 use super::Worker;
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
+use super::flow::{Flow, abort_transaction};
+use super::invocation::Invocation;
 use super::keyed::CommandHooks;
-use super::local::{other_database, parse};
-use super::multi_local::{LocalInMulti, When, answered};
+use super::multi_local::answered;
+use super::multi_local::state::{QueuedScan, When};
 use super::pubsub::Kind;
-use super::scan::{QueuedScan, queued_scan};
+use super::scan::queued_scan;
 use super::transactions::discard;
+use super::transactions::session::{Published, Session};
 use super::turn::Turn;
+use crate::settings::other_database;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
@@ -26,87 +27,6 @@ const QUEUED: &[u8] = b"+QUEUED\r\n";
 
 /// Maximum bytes of commands queued by one client, like one request.
 const QUEUE_MAX: usize = 1 << 30;
-
-/// Larger queues are not reused for the next transaction.
-const KEPT_MAX: usize = 16 << 10;
-
-/// A PUBLISH or SPUBLISH in a transaction: EXEC's reply replaces the node's count by ours.
-#[derive(Debug)]
-pub(super) struct Published {
-    /// Index among the commands.
-    pub(super) place: usize,
-    pub(super) kind: Kind,
-    pub(super) channel: Box<[u8]>,
-}
-
-/// The commands since MULTI.
-#[derive(Debug, Default)]
-pub(super) struct Multi {
-    /// Concatenated requests.
-    pub(super) queue: Vec<u8>,
-    /// Length and class of each.
-    pub(super) commands: Vec<(u32, u8)>,
-    /// Slot of their keys.
-    pub(super) slot: Option<Slot>,
-    pub(super) slow: bool,
-    pub(super) writes: bool,
-    /// A command is executed only while there is one node, because of this limit.
-    pub(super) alone: Option<Limit>,
-    /// A command was refused, so EXEC will be, too.
-    pub(super) aborted: bool,
-    /// The databases that it selects.
-    pub(super) selects: Vec<u32>,
-    /// Whether it selects a database.
-    pub(super) has_select: bool,
-    /// Commands that the router answers.
-    pub(super) own: LocalInMulti,
-    /// Scripts called by their SHA-1.
-    pub(super) scripts: Vec<[u8; 40]>,
-    pub(super) published: Vec<Published>,
-}
-
-impl Multi {
-    pub(super) fn count(&self) -> usize {
-        self.commands.len()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.queue.len() + self.own.bytes()
-    }
-
-    /// Used bytes.
-    pub(super) fn memory(&self) -> usize {
-        let published: usize = self.published.iter().map(|p| size_of::<Published>() + p.channel.len()).sum();
-        self.own.bytes()
-            + self.queue.capacity()
-            + self.commands.capacity() * size_of::<(u32, u8)>()
-            + self.scripts.capacity() * 40
-            + published
-    }
-
-    /// Returns the commands.
-    pub(super) fn requests(&self) -> Vec<Vec<u8>> {
-        let mut at = 0;
-        let request = |(len, _): &(u32, u8)| {
-            let from = at;
-            at += *len as usize;
-            self.queue[from..at].to_vec()
-        };
-        self.commands.iter().map(request).collect()
-    }
-
-    pub(super) fn clear(&mut self) {
-        let mut queue = std::mem::take(&mut self.queue);
-        let mut commands = std::mem::take(&mut self.commands);
-        queue.clear();
-        commands.clear();
-        *self = Self::default();
-        if queue.capacity() <= KEPT_MAX && commands.capacity() <= KEPT_MAX / 8 {
-            self.queue = queue;
-            self.commands = commands;
-        }
-    }
-}
 
 /// Action for a command between MULTI and EXEC.
 enum Queueing {
@@ -224,15 +144,6 @@ impl Worker {
         }
         self.cx.down.answer(&self.cx.turn, handle, class, QUEUED);
         Flow::Next
-    }
-}
-
-/// Makes EXEC fail, because a command was refused after MULTI.
-pub(super) fn abort_transaction(down: &mut Downstreams, handle: Handle) {
-    if let Some(client) = down.get_mut(handle).filter(|c| c.in_multi()) {
-        let multi = &mut client.state_or_default::<Session>().multi;
-        multi.clear();
-        multi.aborted = true;
     }
 }
 

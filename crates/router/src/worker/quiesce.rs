@@ -7,92 +7,35 @@
 //!
 //! FUNCTION LOAD and similar commands wait only for copies of functions between nodes (`crate::function_turns`).
 
+pub(super) mod state;
+
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use switchyard_policy::migration::is_temporary;
-use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_policy::topology::{MoveId, NodeId, Stage, Transit};
 use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::{Gathers, with_doubt};
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::scan::belongs;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use super::wait::Since;
-use crate::function_turns::ChangeTurn;
-use crate::mover::{MoverMessage, Moves, SharedMove};
-use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
+use super::wait::state::Since;
+use crate::lane::Lane;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use state::{Guard, QuiesceGuard, QuiesceWait};
 
 /// Maximum wait of a read for the movers, microseconds. Then it is executed in the current state of the nodes.
 const LOOK_TIMEOUT_US: u64 = 1_000_000;
-
-/// A command that waits until movers are quiet.
-#[derive(Debug)]
-pub(super) struct QuiesceWait {
-    since_us: u64,
-    guard: Guard,
-}
 
 /// The commands of a worker that wait until movers are quiet.
 #[derive(Debug, Default)]
 pub(super) struct QuiesceQueue {
     last_ticket: u64,
-}
-
-/// Activity that stops for the command.
-#[derive(Debug)]
-enum Guard {
-    /// Movers.
-    Movers(QuiesceGuard),
-    /// Copies of functions; `None`: a copy is in progress.
-    Functions { _turn: Option<ChangeTurn> },
-}
-
-impl QuiesceWait {
-    /// Returns the movers that it waits for.
-    const fn movers(&mut self) -> Option<&mut QuiesceGuard> {
-        match &mut self.guard {
-            Guard::Movers(movers) => Some(movers),
-            Guard::Functions { .. } => None,
-        }
-    }
-}
-
-/// Movers that were requested to be quiet. They resume when this is dropped.
-#[derive(Debug)]
-struct QuiesceGuard {
-    ticket: u64,
-    flushes: bool,
-    turn: Option<QuiesceLockGuard>,
-    /// With a flag whether the mover is quiet.
-    movers: BTreeMap<MoveId, (Arc<SharedMove>, bool)>,
-}
-
-impl QuiesceGuard {
-    /// Sends the request to all movers that do not have it yet.
-    fn request(&mut self, moves: &Moves, worker: usize) {
-        for (id, mover) in &moves.by_id {
-            if !self.movers.contains_key(id) {
-                mover.notify(MoverMessage::Quiesce { from: worker, ticket: self.ticket, flushes: self.flushes });
-                self.movers.insert(*id, (mover.clone(), false));
-            }
-        }
-    }
-}
-
-impl Drop for QuiesceGuard {
-    fn drop(&mut self) {
-        for (mover, _) in self.movers.values() {
-            mover.notify(MoverMessage::Unquiesce { ticket: self.ticket });
-        }
-    }
 }
 
 /// FLUSHALL at every node, with the movers quiet until all have answered.
@@ -331,4 +274,13 @@ pub(super) fn look_quietly(
         }
     }
     gathers.begin_alone(turn, down, handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
+}
+
+/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, the ones at the target
+/// are not used.
+pub(super) fn belongs(routing: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
+    let is_on_its_way =
+        |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
+    routing.topology.lives_at(key) == node
+        || routing.topology.transit(routing.topology.slot_of(key)).is_some_and(is_on_its_way)
 }

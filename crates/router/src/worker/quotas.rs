@@ -1,6 +1,7 @@
 //! Accounting of commands for limits of users, listeners, prefixes and keys.
 
-use std::collections::HashMap;
+pub(super) mod state;
+
 use std::sync::Arc;
 
 use switchyard_resp::command::Command;
@@ -10,21 +11,10 @@ use super::downstreams::Downstreams;
 use super::invocation::Invocation;
 use super::keyed::CommandHooks;
 use super::turn::Turn;
-use crate::limits::{KeySlices, Part};
+use crate::limits::Part;
 
 /// Memory overhead per argument, bytes.
 const ARGUMENT_OVERHEAD: usize = 16;
-
-/// This worker's parts of the accounts.
-#[derive(Debug, Default)]
-pub(super) struct Accounts {
-    /// Parts of accounts by name.
-    parts: HashMap<String, Arc<Part>>,
-    /// Parts of key limits, in their order.
-    of_prefixes: Vec<Arc<Part>>,
-    /// Slices of rates of single keys.
-    of_keys: KeySlices,
-}
 
 /// Updates the bytes held by limited clients, without replies that were read.
 pub(super) fn recount(down: &mut Downstreams) {

@@ -7,14 +7,14 @@ use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
-use super::scan::belongs;
+use super::quiesce::belongs;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
+use crate::lane::Lane;
 use crate::slab::Handle;
 
 /// Maximum number of unusable keys (of movers, or stale copies) that a node returns before it counts as empty.

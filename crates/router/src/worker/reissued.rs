@@ -14,8 +14,8 @@
 //! While a command is at the router, everything that ends a wait is handled here: its own timeout, `CLIENT UNBLOCK`,
 //! `CLIENT KILL`, a disconnected client, a drain, unreachable keys.
 
-use super::invocation::Invocation;
-use super::transit::Moving;
+pub(super) mod state;
+
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
@@ -27,64 +27,28 @@ use tracing::debug;
 
 use super::blocking::{unblock, wait_at_node};
 use super::checkout::{Acquired, acquire, push_exclusive};
+use super::command::{Call, KeyedCommand};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent, Downstreams};
-use super::keyed::{Call, CommandHooks, KeyedCommand};
+use super::flow::Flow;
+use super::invocation::Invocation;
+use super::keyed::CommandHooks;
 use super::transit::place_again;
+use super::transit::state::Moving;
 use super::turn::Turn;
 use super::upstreams::Link;
-use super::upstreams::kind::{Checkout, Lane};
-use super::upstreams::link::Purpose;
-use super::wait::Since;
+use super::upstreams::kind::Checkout;
+use super::upstreams::pending::Purpose;
+use super::wait::state::Since;
+use crate::lane::Lane;
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
+use state::{State, Waiting};
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
-
-/// Location of a waiting command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// At a node.
-    There,
-    /// Reissued, and not yet shown as waiting: number of the last query, and time of sending, us.
-    Sent { look: u32, since_us: u64 },
-    /// Reissued, but the node was sent a request to end its wait.
-    Ending,
-    /// At the router, until its keys are where it can wait for them.
-    Here,
-}
-
-/// A command that waits.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    request: Vec<u8>,
-    seq: u32,
-    ticket: Ticket,
-    /// Time of its own timeout, us.
-    until_us: Option<u64>,
-    state: State,
-    /// Streams that it reads from their ends on (`$`), by the index of that argument, with their ends when the wait was
-    /// ended.
-    ends: Vec<(usize, Option<Vec<u8>>)>,
-    /// Set when CLIENT UNBLOCK was answered for this wait: whether with `ERROR`.
-    unblocked: Option<bool>,
-}
-
-impl Waiting {
-    /// Used bytes.
-    pub(super) fn memory(&self) -> usize {
-        size_of::<Self>() + self.request.capacity()
-    }
-
-    /// Records that a client has ended this wait, if any; with `ERROR`?
-    pub(super) fn note_unblocked(&mut self, by: Option<bool>) {
-        self.unblocked = self.unblocked.or(by);
-    }
-}
 
 /// Reason for the end of a wait at the router.
 #[derive(Clone, Debug)]
@@ -125,19 +89,6 @@ fn is_shown_waiting(list: &[u8], client_id: u64) -> bool {
     of_client
         .as_mut()
         .is_some_and(|fields| fields.any(|field| field.strip_prefix("flags=").is_some_and(|flags| flags.contains('b'))))
-}
-
-impl Waiting {
-    pub(super) fn request(&self) -> &[u8] {
-        &self.request
-    }
-}
-
-impl Waiting {
-    /// Whether the node was sent a request to end its wait, so that it can be reissued.
-    pub(super) fn is_ending(&self) -> bool {
-        self.state == State::Ending
-    }
 }
 
 impl Client {

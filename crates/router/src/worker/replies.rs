@@ -15,10 +15,11 @@ use super::scripts::heal_script;
 use super::transactions::on_watch;
 use super::upstreams::Link;
 use super::upstreams::connect::rewrite_redirect;
-use super::upstreams::kind::Lane;
-use super::upstreams::link::{Again, Arrival, Phase, Purpose, Taken};
+use super::upstreams::link::{Arrival, Phase, Taken};
+use super::upstreams::pending::{Again, Purpose};
 use super::upstreams::translate::raised;
 use super::wait::{forget_waiting, on_wait};
+use crate::lane::Lane;
 use crate::slab::Handle;
 
 impl Worker {

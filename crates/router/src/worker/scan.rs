@@ -6,22 +6,25 @@
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
-use switchyard_policy::topology::{NodeId, Stage, Transit};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::Worker;
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::invocation::Invocation;
-use super::local::parse;
+
+use super::multi_local::state::QueuedScan;
 use super::multi_step::{MultiStepCommand, Next, StepRequest};
+use super::quiesce::belongs;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
-use super::upstreams::kind::Lane;
-use crate::shared::{RoutingSnapshot, lock};
+use crate::lane::Lane;
+use crate::lock::lock;
 
 /// Default of COUNT.
 const COUNT: usize = 10;
@@ -70,10 +73,6 @@ impl Scan {
         if next.pass == Pass::First { next.inner == 0 } else { self.rounds_later <= ROUNDS_LATER }
     }
 }
-
-/// A SCAN that is part of a transaction, executed by the only node.
-#[derive(Debug)]
-pub(super) struct QueuedScan(Position);
 
 fn failed(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
@@ -146,15 +145,6 @@ impl MultiStepCommand for Scan {
         }
         Next::Done(self.reply(turn, next))
     }
-}
-
-/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, the ones at the target
-/// are not used.
-pub(super) fn belongs(routing: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
-    let is_on_its_way =
-        |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
-    routing.topology.lives_at(key) == node
-        || routing.topology.transit(routing.topology.slot_of(key)).is_some_and(is_on_its_way)
 }
 
 impl Worker {

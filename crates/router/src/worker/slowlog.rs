@@ -3,6 +3,8 @@
 //! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG adds the user,
 //! the node, and the parts of the duration.
 
+pub(super) mod entries;
+
 use std::sync::TryLockError;
 
 use switchyard_policy::limits::Rate;
@@ -11,18 +13,18 @@ use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scanner};
 use tracing::info;
 
-use super::dispatch::Flow;
+use super::command::parse;
 use super::downstreams::Downstreams;
+use super::flow::Flow;
 use super::gather::Gathers;
 use super::invocation::Invocation;
 use super::keyed::CommandHooks;
-use super::local::parse;
-use super::log_throttle::LogThrottle;
 use super::turn::Turn;
 use super::upstreams::Link;
-use super::upstreams::kind::{Checkout, Lane};
-use super::upstreams::link::{Pending, Purpose};
-use crate::shared::lock;
+use super::upstreams::kind::Checkout;
+use super::upstreams::pending::{Pending, Purpose};
+use crate::lane::Lane;
+use crate::lock::lock;
 use crate::slab::Handle;
 use crate::slow_log::{SlowEntry, shorten_truncated, shortened};
 
@@ -31,41 +33,6 @@ const SHOWN: usize = 10;
 
 /// Maximum number of entries of a worker per second, and of a burst after a quiet second.
 const PER_SECOND: Rate = Rate { per_second: 100 };
-
-/// Bytes of a command on an exclusive connection that are kept for the log: 32 arguments of 128 bytes.
-pub(super) const KEPT: usize = 4096;
-
-/// Entries of a worker for the log.
-#[derive(Debug)]
-pub(super) struct SlowCommands {
-    /// Threshold, us.
-    from_us: u32,
-    /// The bucket of entries that may be made ([`switchyard_policy::limits`]).
-    full_at_ns: u64,
-    /// Entries that wait for the log's lock.
-    waiting: Vec<SlowEntry>,
-    log: LogThrottle,
-}
-
-impl SlowCommands {
-    pub(super) fn new(from_us: u32) -> Self {
-        Self { from_us, full_at_ns: 0, waiting: Vec::new(), log: LogThrottle::default() }
-    }
-
-    pub(super) const fn set_threshold(&mut self, from_us: u32) {
-        self.from_us = from_us;
-    }
-
-    /// Whether any command can be slow.
-    pub(super) const fn is_on(&self) -> bool {
-        self.from_us < u32::MAX
-    }
-
-    #[inline]
-    pub(super) const fn is_slow(&self, took_us: u32) -> bool {
-        took_us >= self.from_us
-    }
-}
 
 impl CommandHooks {
     /// Logs a slow command at the head of a shared connection, with its reply received.

@@ -12,8 +12,7 @@ use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
-use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
-use super::transit::with_parsed_command;
+use super::command::{Call, CommandSeq, KeyedCommand, with_parsed_command, writes};
 use crate::shared::RoutingSnapshot;
 use crate::telemetry::WorkerCounts;
 

@@ -14,7 +14,10 @@
 //! The alternative, a connection from MULTI on with each command sent at once, would cost a round trip per command, and
 //! a connection per client inside a transaction.
 
-use std::collections::{BTreeSet, VecDeque};
+mod exec;
+pub(super) mod session;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
@@ -22,93 +25,34 @@ use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Local, errors};
 use switchyard_resp::{encode, reply};
 
-use super::Worker;
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
 use super::colocate::wait_for_colocation;
+use super::command::{Call, CommandSeq, KeyedCommand};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, ClientEvent, Downstreams};
+use super::flow::Flow;
+use super::gather::no_multi_text;
 use super::invocation::Invocation;
-use super::keyed::{Call, CommandHooks, CommandSeq, KeyedCommand, Request};
-use super::multi_local::LocalInMulti;
+use super::keyed::{CommandHooks, Request};
 use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
-use super::queueing::{Multi, Published};
 use super::turn::Turn;
-use super::upstreams::kind::{Checkout, Lane, Task};
-use super::upstreams::link::{Again, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::upstreams::kind::Task;
+use super::upstreams::pending::{Again, MULTI, Pending, Purpose};
 use super::upstreams::translate::note_transaction;
 use super::upstreams::{Link, Upstreams};
-use super::wait::{Since, Wait};
-use crate::shared::{RoutingSnapshot, lock};
+use super::wait::state::Since;
+use crate::lane::Lane;
+use crate::lock::lock;
+use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use session::{Published, Session, UnderWay, Watch};
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 /// Age of a WATCH, without other activity of its client, after which its connection may be taken for a waiting client.
 const RECALL_US: u64 = 60_000_000;
-
-/// State of a client beyond single commands. Separate from the client, because most clients need none of it.
-#[derive(Debug, Default)]
-pub(super) struct Session {
-    pub(super) multi: Multi,
-    /// Transactions in flight whose reply differs from the node's: numbers of their EXEC.
-    under_way: VecDeque<(u32, UnderWay)>,
-    pub(super) watch: Option<Watch>,
-    /// A WATCH has failed: EXEC answers nil.
-    watch_failed: bool,
-    /// The database selected by the transaction in flight.
-    select: Option<u32>,
-    pub(super) wait: Option<Wait>,
-}
-
-impl Session {
-    /// Returns the databases selected by a transaction, queued or in progress.
-    pub(super) fn selects(&self) -> impl Iterator<Item = u32> {
-        self.multi.selects.iter().copied().chain(self.select)
-    }
-}
-
-/// Additions to the node's answer to EXEC.
-#[derive(Debug, Default)]
-struct UnderWay {
-    published: Vec<Published>,
-    own: LocalInMulti,
-}
-
-impl Session {
-    /// Whether the client is between WATCH and EXEC.
-    pub(super) fn is_watching(&self) -> bool {
-        self.watch.is_some()
-    }
-
-    /// Whether the reply to the EXEC of this number has answers of the router, so that it must be whole.
-    pub(super) fn has_own_answers(&self, exec: u32) -> bool {
-        self.under_way.iter().any(|(seq, under_way)| *seq == exec && !under_way.own.is_empty())
-    }
-
-    /// Returns the additions to the answer of the transaction whose EXEC has this number. Earlier ones will not be
-    /// answered any more.
-    fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
-        let place = self.under_way.iter().position(|(exec, _)| *exec == seq)?;
-        self.under_way.drain(..=place).next_back().map(|(_, under_way)| under_way)
-    }
-}
-
-/// Watched keys of a client.
-#[derive(Debug)]
-pub(super) struct Watch {
-    /// Slot of the first key.
-    pub(super) slot: Slot,
-    /// The keys are in several slots: they are watched only while there is one node.
-    are_apart: bool,
-    node: NodeId,
-    /// The watched keys: a key may move to another node without its slot.
-    keys: Vec<Box<[u8]>>,
-    /// The connection with the watch.
-    pub(super) link: Handle,
-}
 
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
 pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
@@ -142,176 +86,6 @@ pub(super) fn after_exec(client: &mut Client, executed: bool) {
     {
         client.select(database);
     }
-}
-
-impl Worker {
-    pub(super) fn exec(&mut self, routing: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
-        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let resp3 = client.resp3();
-        let Some(session) = client.state::<Session>() else { return Flow::Close };
-        let (multi, watch) = (&session.multi, session.watch.as_ref());
-        if multi.aborted {
-            discard(&mut self.cx.down, handle);
-            return self.cx.down.refuse(&self.cx.turn, handle, class, ABORTED);
-        }
-        let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
-        if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
-            discard(&mut self.cx.down, handle);
-            return self.cx.down.refuse(&self.cx.turn, handle, class, limit.aborted());
-        }
-        let is_watching = watch.is_some();
-        if let Some(flow) = self.query_before_exec(routing, handle) {
-            return flow;
-        }
-        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let Some(session) = client.state::<Session>() else { return Flow::Close };
-        let (multi, watch) = (&session.multi, session.watch.as_ref());
-        if is_watching && client.in_flight() > 0 {
-            // Not before the node has confirmed the watch.
-            return Flow::Stall(Stall::Barrier);
-        }
-        if is_dirty(&self.cx.turn, &self.cx.up, &self.cx.hooks, handle, client) {
-            discard(&mut self.cx.down, handle);
-            self.cx.down.answer(&self.cx.turn, handle, class, if resp3 { b"_\r\n" } else { b"*-1\r\n" });
-            return Flow::Next;
-        }
-        if let Some(watch) = watch {
-            let (link, slot, node) = (watch.link, watch.slot, watch.node);
-            if let Some(text) =
-                exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, Some(node))
-                    .err()
-            {
-                return exec_after_colocation(
-                    &self.cx.turn,
-                    &mut self.cx.down,
-                    &mut self.cx.hooks,
-                    routing,
-                    handle,
-                    slot,
-                    class,
-                    text,
-                );
-            }
-            if let Some(client) = self.cx.down.get_mut(handle) {
-                client.may_take(Lane::Watch);
-                client.hold(link);
-                client.state_or_default::<Session>().watch = None;
-            }
-            self.cx.up.get_mut(link).and_then(Link::checkout_mut).into_iter().for_each(Checkout::end_task);
-            return send_transaction(&mut self.cx, handle, link, class);
-        }
-        if multi.commands.is_empty() {
-            let own = self
-                .cx
-                .down
-                .get_mut(handle)
-                .map(|client| std::mem::take(&mut client.state_or_default::<Session>().multi.own))
-                .unwrap_or_default();
-            discard(&mut self.cx.down, handle);
-            let reply = self.with_own_answers(handle, own, b"*0\r\n");
-            self.cx.down.answer(&self.cx.turn, handle, class, &reply);
-            return Flow::Next;
-        }
-        let node = match multi.slot {
-            Some(slot) => {
-                match exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, None)
-                {
-                    Ok(node) => Some(node),
-                    Err(text) => {
-                        return exec_after_colocation(
-                            &self.cx.turn,
-                            &mut self.cx.down,
-                            &mut self.cx.hooks,
-                            routing,
-                            handle,
-                            slot,
-                            class,
-                            text,
-                        );
-                    }
-                }
-            }
-            None => self.cx.up.choose_node(&self.cx.turn, routing),
-        };
-        let Some(node) = node else {
-            discard(&mut self.cx.down, handle);
-            return self.cx.down.refuse_all_down(&self.cx.turn, handle, class);
-        };
-        let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
-        let Some(multi) = client.state::<Session>().map(|s| &s.multi) else { return Flow::Close };
-        let lane = if multi.slow { Lane::Slow } else { Lane::Main };
-        if multi.queue.len() > routing.live.large_value {
-            return exec_alone(&mut self.cx, handle, node, Lane::Large, class);
-        }
-        if !client.replies().can_take(lane) {
-            return Flow::Stall(Stall::Barrier);
-        }
-        let link_handle = self.cx.up.shared_link(&self.cx.turn, node, lane, resp3);
-        let Some(link) = self.cx.up.get(link_handle) else { return Flow::Close };
-        if link.phase() != Phase::Up {
-            // Nothing may be sent before it is known whether the node supports transactions.
-            return exec_alone(&mut self.cx, handle, node, Lane::Watch, class);
-        }
-        if !link.has_room(UNSENT_HIGH) && self.cx.up.is_full(link_handle, handle, UNSENT_HIGH) {
-            return Flow::Stall(Stall::Upstream);
-        }
-        if let Some(client) = self.cx.down.get_mut(handle) {
-            client.may_take(lane);
-        }
-        send_transaction(&mut self.cx, handle, link_handle, class)
-    }
-
-    /// Handles the node's answer to EXEC.
-    pub(super) fn on_exec(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
-        let Some(link) = self.cx.up.get_mut(link) else { return };
-        let (refused, no_multi, node) = (link.take_refusal(), link.no_multi().map(str::to_owned), link.node());
-        let executed = answer.starts_with(b"*") && !reply::is_null(answer);
-        if executed {
-            reply::elements(answer)
-                .filter(|element| reply::is_error(element))
-                .for_each(|error| self.cx.turn.counters().errors.count(error));
-        }
-        let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
-        if let Some(client) = self.cx.down.get_mut(pending.who) {
-            after_exec(client, executed);
-            let under_way =
-                client.state_mut::<Session>().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
-            if let Some(UnderWay { published, own: others }) = under_way {
-                if !published.is_empty() {
-                    text = with_counts(&self.cx.turn, node, &published, answer);
-                }
-                own = others;
-            }
-        }
-        match (refused, no_multi) {
-            // Also for EXECABORT, from a server that refuses EXEC, too: nothing was discarded.
-            (_, Some(why)) if pending.purpose == Purpose::ExecWithoutMulti => encode::error(
-                &mut text,
-                &format!(
-                    "ERR the node refused MULTI ({why}): the commands were executed one by one. Allow MULTI to Switchyard's user there"
-                ),
-            ),
-            (Some(why), _) if answer.starts_with(b"-EXECABORT") => {
-                encode::line(&mut text, b'-', &[b"EXECABORT Transaction discarded because of: ", &why[..]].concat());
-            }
-            _ => {}
-        }
-        let answer = if text.is_empty() { answer } else { &text };
-        let shown = if executed { self.cx.hooks.scripts_met.with_own_shas(answer) } else { None };
-        let shown = shown.as_deref().unwrap_or(answer);
-        if own.is_empty() {
-            return self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, shown);
-        }
-        let whole = self.with_own_answers(pending.who, own, shown);
-        self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, &whole);
-    }
-}
-
-pub(super) fn no_multi_text(turn: &Turn, node: NodeId, why: &str) -> String {
-    format!(
-        "ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there",
-        turn.node_name(node)
-    )
 }
 
 /// Returns a reply to EXEC with our clients counted instead of our workers, like PUBLISH outside of a transaction.

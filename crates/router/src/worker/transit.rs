@@ -9,28 +9,30 @@
 //!
 //! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
-use super::invocation::Invocation;
-use super::transactions::Session;
+pub(super) mod state;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::migration::{Decision, Fingerprint, Key, KeyLookup, Waits, Wanted, moved, observed};
+use switchyard_policy::migration::{Decision, Fingerprint, KeyLookup, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId};
-use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
-use switchyard_resp::request::{Args, Scanner};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Touched, errors, is_option};
+use switchyard_resp::request::Args;
 
-use super::Worker;
+use super::command::{with_parsed_command, writes};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::double_read::{Asks, are_connected, fetch_sampled};
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
+use super::flow::Flow;
 use super::gather::Gathers;
-use super::keyed::{CommandHooks, writes};
+use super::invocation::Invocation;
+use super::keyed::CommandHooks;
 use super::large::LargeKeys;
 use super::overrides::not_together;
 use super::pubsub::Topics;
+use super::transactions::session::Session;
 use super::transactions::{discard, fail_watch};
 use super::turn::Turn;
 use super::upstreams::Upstreams;
@@ -38,13 +40,11 @@ use super::upstreams::kind::Waited;
 use crate::mover::{MoverMessage, SharedLeg};
 use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
+use state::Moving;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
 const PUBLISH_US: u64 = 500;
-
-/// Maximum delay of keyspace events caused by a move, for their distinction from others.
-const LATE_EVENTS_US: u64 = 1_000_000;
 
 /// Action for a command while slots are in transit.
 #[derive(Debug)]
@@ -57,70 +57,6 @@ pub(super) enum Transit {
     Ask(Asks),
     /// Not executed now.
     Instead(Flow),
-}
-
-/// State of a worker for keys in transit.
-#[derive(Debug, Default)]
-pub(super) struct InTransit {
-    /// The snapshot for commands whose keys have all moved already; `None` if no slot is moving.
-    moved: Option<Arc<RoutingSnapshot>>,
-    /// The previous snapshot, if slots were in transit in it; and the time until which effects of its moves may arrive,
-    /// us.
-    before: Option<(Arc<RoutingSnapshot>, u64)>,
-    /// Keys that commands of this turn may write in slots whose keys are being listed.
-    written: Vec<(MoveId, Vec<Key>)>,
-    /// Time of the last publication of the drain barrier by request, us.
-    published_us: u64,
-}
-
-impl InTransit {
-    /// Stores a replaced snapshot: effects of its moves at nodes may still arrive for a while.
-    pub(super) fn keep_before(&mut self, routing: Arc<RoutingSnapshot>, now_us: u64) {
-        if !routing.moves.by_id.is_empty() {
-            self.before = Some((routing, now_us + LATE_EVENTS_US));
-        }
-    }
-
-    pub(super) fn forget_before(&mut self, now_us: u64) {
-        self.before.take_if(|(_, until_us)| *until_us < now_us);
-    }
-
-    /// Returns the previous snapshot, as long as effects of its moves may arrive.
-    pub(super) fn before(&self, now_us: u64) -> Option<&RoutingSnapshot> {
-        self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(routing, _)| &**routing)
-    }
-}
-
-/// A client's command that waits for keys.
-#[derive(Debug)]
-pub(super) struct Moving {
-    since_us: u64,
-    move_id: Option<MoveId>,
-    waits: Waits<SharedLeg>,
-    /// Error for the client, once the wait has ended.
-    refusal: Option<Arc<str>>,
-}
-
-impl Moving {
-    fn is_over(&self) -> bool {
-        self.refusal.is_some() || self.waits.is_over()
-    }
-}
-
-/// Calls `with` with the command in a whole request.
-pub(super) fn with_parsed_command<R>(
-    routing: &RoutingSnapshot,
-    request: &[u8],
-    with: impl FnOnce(&Command, &Args<'_>) -> R,
-) -> Option<R> {
-    let scanner = Scanner::again(request)?;
-    let args = scanner.args(request);
-    let Lookup::Command(command) = routing.commands.find(&args) else { return None };
-    Some(with(command, &args))
-}
-
-impl Worker {
-    // ---- the drain barrier ----
 }
 
 /// Makes a client wait for missing keys. Returns false if they have arrived in the meantime: the command must be

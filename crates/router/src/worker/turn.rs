@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use switchyard_policy::topology::NodeId;
+
 use super::fan_out::DataNodes;
 use crate::metrics::WorkerCounters;
 use crate::poll::Poll;
 use crate::pubsub::Kind;
 use crate::shared::{RoutingSnapshot, Shared};
-use switchyard_policy::topology::NodeId;
 
 #[derive(Debug)]
 pub(super) struct Turn {

@@ -17,111 +17,31 @@
 //! may have been at a node without keys. While keys move, twice: the key of a write is at its source when that is
 //! queried first, or at its target when that is queried last.
 
-use super::invocation::Invocation;
-use super::transactions::Session;
-use switchyard_policy::topology::NodeId;
+pub(super) mod state;
+
 use switchyard_resp::{encode, reply};
 
 use super::blocking::wait_at_node;
 use super::checkout::{Acquired, acquire, push_exclusive};
+use super::command::{Call, parse};
 use super::context::Context;
-use super::dispatch::Flow;
 use super::downstreams::Downstreams;
 use super::downstreams::waits::Stall;
-use super::keyed::Call;
-use super::local::parse;
+use super::flow::Flow;
+use super::invocation::Invocation;
 use super::reissued::ReissuedCommands;
+use super::transactions::session::Session;
 use super::turn::Turn;
 use super::upstreams::Link;
-use super::upstreams::kind::{Lane, Waited};
-use super::upstreams::link::{Pending, Purpose};
+use super::upstreams::kind::Waited;
+use super::upstreams::pending::{MARK, Pending, Purpose};
+use crate::lane::Lane;
 use crate::reigns::bit_of;
-use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
-
-/// Advances the replication offset of a connection without changing anything.
-pub(super) const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
-
-/// The moment of a write, in reigns of processes and epochs of the topology.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Since {
-    reigns: u64,
-    epoch: u64,
-}
-
-impl Since {
-    #[inline]
-    pub(super) fn now(shared: &Shared, routing: &RoutingSnapshot) -> Self {
-        Self { reigns: shared.reigns.count(), epoch: routing.topology.epoch() }
-    }
-}
+use state::{About, Since, Wait, Written};
 
 /// Bits of all nodes.
 const ALL: u64 = u64::MAX;
-
-/// Writes of a client that WAIT concerns.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Written {
-    #[default]
-    Nothing,
-    /// Writes to these nodes (as bits), since the first of them.
-    At { nodes: u64, since: Since },
-    /// A process that has a write may have been replaced, and the client has received 0 for it. Later replies are 0
-    /// too, until the next write.
-    Lost,
-}
-
-impl Written {
-    /// Records that a write is sent to a node.
-    #[inline]
-    pub(super) fn add(&mut self, node: NodeId, now: Since) {
-        match self {
-            Self::At { nodes, .. } => *nodes |= bit_of(node),
-            Self::Nothing | Self::Lost => *self = Self::At { nodes: bit_of(node), since: now },
-        }
-    }
-
-    /// Whether WAIT may query a node. Without writes it queries every node.
-    pub(super) fn concerns(self, node: NodeId) -> bool {
-        match self {
-            Self::Nothing => true,
-            Self::At { nodes, .. } => nodes & bit_of(node) != 0,
-            Self::Lost => false,
-        }
-    }
-}
-
-/// The writes that a WAIT in progress is about.
-#[derive(Clone, Copy, Debug)]
-struct About {
-    /// Nodes that may have had them.
-    nodes: u64,
-    /// The first of them.
-    since: Since,
-    /// The beginning of the WAIT.
-    began: Since,
-    /// Nodes with keys are queried once more if keys change their node in the meantime.
-    may_repeat: bool,
-}
-
-/// A WAIT or WAITAOF in progress.
-#[derive(Debug)]
-pub(super) struct Wait {
-    /// The arguments without the timeout, which is the last one.
-    args: Vec<Vec<u8>>,
-    /// End of the timeout, us; `None`: never.
-    until_us: Option<u64>,
-    /// Remaining nodes, the next one last.
-    nodes: Vec<NodeId>,
-    /// `None`: the client has written nothing.
-    about: Option<About>,
-    /// The smallest answers so far: one number for WAIT, two for WAITAOF.
-    least: Vec<i64>,
-    /// No query is in flight: the next one can be sent.
-    due: bool,
-    seq: u32,
-    class: u8,
-}
 
 /// The reply of WAIT (one number) or WAITAOF (two).
 fn numbers_of(numbers: &[i64]) -> Vec<u8> {

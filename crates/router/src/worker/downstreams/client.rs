@@ -17,16 +17,16 @@ use super::replies::Replies;
 use super::socket::Socket;
 use super::states::{State, States};
 use super::waits::{Stall, Waits};
+use crate::lane::Lane;
 use crate::metrics::WorkerCounters;
 use crate::poll::Ready;
 use crate::settings::Reads;
 use crate::slab::Handle;
 use crate::worker::pubsub::{Kind, Subscriber};
 use crate::worker::tracking::{Tracked, shown_redirect};
-use crate::worker::transactions::Session;
+use crate::worker::transactions::session::Session;
 use crate::worker::transport::Tls;
-use crate::worker::upstreams::kind::Lane;
-use crate::worker::wait::{Since, Written};
+use crate::worker::wait::state::{Since, Written};
 
 /// Minimum size of a reply that is sent directly from the receive buffer if it is next. A copy would cost more than the
 /// system call that it might share.

@@ -2,8 +2,8 @@
 
 use switchyard_resp::request::Scanner;
 
+use super::socket::QUIET_CAPACITY;
 use crate::poll::Ready;
-use crate::worker::QUIET_CAPACITY;
 
 #[derive(Debug)]
 pub(in crate::worker) struct Input {

@@ -13,21 +13,22 @@ pub(super) mod waits;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::accept::Acceptor;
-use super::downstreams::identity::Identity;
-use super::downstreams::input::Input;
-use super::downstreams::replies::Replies;
-use super::downstreams::socket::Socket;
-use super::downstreams::states::States;
-use super::downstreams::waits::{Stall, Waits};
+use switchyard_resp::request::Scanner;
+
+use super::accept::state::Acceptor;
 use super::log_throttle::LogThrottle;
-use super::multi_local::CapturedReply;
-use super::quotas::Accounts;
-use super::reissued::Waiting;
-use super::wait::Written;
+use super::multi_local::state::CapturedReply;
+use super::quotas::state::Accounts;
+use super::reissued::state::Waiting;
+use super::wait::state::Written;
 use crate::metrics::WorkerCounters;
 use crate::slab::{Handle, Slab};
-use switchyard_resp::request::Scanner;
+use identity::Identity;
+use input::Input;
+use replies::Replies;
+use socket::Socket;
+use states::States;
+use waits::{Stall, Waits};
 
 /// A client's connection. See [`client`].
 #[derive(Debug)]

@@ -5,11 +5,10 @@ use std::sync::atomic::Ordering;
 use switchyard_resp::{encode, reply};
 use tracing::warn;
 
+use super::socket::OUTPUT_HIGH;
 use super::waits::Stall;
 use super::{ClientEvent, Downstreams};
 use crate::slab::Handle;
-use crate::worker::OUTPUT_HIGH;
-use crate::worker::outage::closes;
 use crate::worker::pubsub::clients::release_messages;
 use crate::worker::tracking::nodes::release_invalidations;
 use crate::worker::tracking::own::settle_own_write;
@@ -179,4 +178,11 @@ impl Downstreams {
         }
         self.emit(ClientEvent::Closed { handle, client: Box::new(client) });
     }
+}
+
+/// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one
+/// node, if commands wait for it at all.
+fn closes(turn: &Turn, error: &[u8]) -> bool {
+    let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
+    is_loss && turn.routing().topology.nodes().len() == 1 && turn.routing().live.wait_for_return(1).as_micros() > 0
 }

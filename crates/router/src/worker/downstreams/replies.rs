@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
+use crate::lane::Lane;
 use crate::metrics::WorkerCounters;
 use crate::reigns::bit_of;
-use crate::worker::upstreams::kind::Lane;
 
 /// Maximum expected bytes of pending replies per client.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;

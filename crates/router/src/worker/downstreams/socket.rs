@@ -9,7 +9,6 @@ use rustix::net::RecvFlags;
 use crate::poll::{Poll, Token};
 use crate::slab::Handle;
 use crate::worker::transport::{self, Received, Tls};
-use crate::worker::{OUTPUT_HIGH, QUIET_CAPACITY};
 
 #[derive(Debug)]
 pub(in crate::worker) struct Socket {
@@ -228,3 +227,9 @@ impl Socket {
         self.out.capacity()
     }
 }
+
+/// Maximum buffer capacity of an idle client.
+pub(super) const QUIET_CAPACITY: usize = 4 << 10;
+
+/// Maximum unread output of a client before its commands are stalled.
+pub(in crate::worker) const OUTPUT_HIGH: usize = 1 << 20;

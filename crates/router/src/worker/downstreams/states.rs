@@ -4,14 +4,14 @@
 //! each.
 
 use super::client::{Repeat, Upload};
-use crate::worker::colocate::ColocateWait;
-use crate::worker::login::Verdict;
+use crate::worker::colocate::state::ColocateWait;
+use crate::worker::login::state::Verdict;
 use crate::worker::pubsub::Subscriber;
-use crate::worker::quiesce::QuiesceWait;
-use crate::worker::reissued::Waiting;
+use crate::worker::quiesce::state::QuiesceWait;
+use crate::worker::reissued::state::Waiting;
 use crate::worker::tracking::Tracked;
-use crate::worker::transactions::Session;
-use crate::worker::transit::Moving;
+use crate::worker::transactions::session::Session;
+use crate::worker::transit::state::Moving;
 
 #[derive(Debug, Default)]
 pub(in crate::worker) struct States {

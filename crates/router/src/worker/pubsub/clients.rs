@@ -6,8 +6,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::encode;
 use tracing::warn;
 
-use super::commands::confirmation;
-use super::{Item, Kind, Subscriber, Topics};
+use super::{Item, Kind, Subscriber, Topics, confirmation};
 use crate::slab::Handle;
 use crate::worker::downstreams::{Client, Downstreams};
 use crate::worker::turn::Turn;

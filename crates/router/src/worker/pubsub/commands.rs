@@ -8,16 +8,17 @@ use switchyard_resp::encode;
 
 use super::clients::tidy_subscriber;
 use super::{Item, Kind, Request, Subscriber, Topics};
+use crate::lane::Lane;
 use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::context::Context;
-use crate::worker::dispatch::{Flow, forward};
 use crate::worker::downstreams::Downstreams;
 use crate::worker::downstreams::waits::Stall;
+use crate::worker::flow::Flow;
+use crate::worker::forward::forward;
 use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::invocation::Invocation;
 use crate::worker::turn::Turn;
-use crate::worker::upstreams::kind::Lane;
 use crate::worker::upstreams::link::UNSENT_HIGH;
 
 /// Bytes of the names of one client's subscriptions.
@@ -116,26 +117,6 @@ impl Topics {
             self.requests.extend(topics.iter().map(|topic| Request::Settle { topic: *topic }));
         }
     }
-}
-
-/// Appends one confirmation. `name` is `None` if there was no subscription to end.
-pub(super) fn confirmation(
-    out: &mut Vec<u8>,
-    verb: &str,
-    name: Option<&[u8]>,
-    subscriber: &Subscriber,
-    kind: Kind,
-    resp3: bool,
-) {
-    encode::header(out, if resp3 { b'>' } else { b'*' }, 3);
-    out.extend_from_slice(format!("${}\r\n", verb.len()).as_bytes());
-    out.extend(verb.bytes().map(|b| b.to_ascii_lowercase()));
-    out.extend_from_slice(b"\r\n");
-    match name {
-        Some(name) => encode::bulk(out, name),
-        None => encode::null(out, resp3),
-    }
-    encode::integer(out, subscriber.shown(kind) as i64);
 }
 
 /// Checks a command of a client that is subscribed, or whose subscription waits for nodes. `None`: the command may

@@ -22,12 +22,11 @@ pub(super) mod clients;
 pub(super) mod commands;
 pub(super) mod nodes;
 
-pub(super) use nodes::{hopeful_link, needs_pubsub_link};
-
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::encode;
 
 pub(super) use crate::pubsub::Kind;
 use crate::slab::{Handle, Slab};
@@ -208,4 +207,24 @@ impl Subscriber {
     pub(super) fn is_idle(&self) -> bool {
         self.total() == 0 && !self.waits() && self.held.is_empty()
     }
+}
+
+/// Appends one confirmation. `name` is `None` if there was no subscription to end.
+pub(super) fn confirmation(
+    out: &mut Vec<u8>,
+    verb: &str,
+    name: Option<&[u8]>,
+    subscriber: &Subscriber,
+    kind: Kind,
+    resp3: bool,
+) {
+    encode::header(out, if resp3 { b'>' } else { b'*' }, 3);
+    out.extend_from_slice(format!("${}\r\n", verb.len()).as_bytes());
+    out.extend(verb.bytes().map(|b| b.to_ascii_lowercase()));
+    out.extend_from_slice(b"\r\n");
+    match name {
+        Some(name) => encode::bulk(out, name),
+        None => encode::null(out, resp3),
+    }
+    encode::integer(out, subscriber.shown(kind) as i64);
 }

@@ -1,6 +1,5 @@
 //! The node side: topics, their subscriptions at nodes, and replies and messages from there.
 
-use crate::worker::pubsub::Subscriber;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
-use super::{Effect, Item, Kind, Place, Request, Standing, Topic, Topics};
+use super::{Effect, Item, Kind, Place, Request, Standing, Subscriber, Topic, Topics};
 use crate::settings::OnMissed;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -19,8 +18,9 @@ use crate::worker::keyed::CommandHooks;
 use crate::worker::tracking::Tracking;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
-use crate::worker::upstreams::kind::Lane;
-use crate::worker::upstreams::link::{Phase, Purpose};
+use crate::worker::upstreams::connect::hopeful_link;
+use crate::worker::upstreams::link::Phase;
+use crate::worker::upstreams::pending::Purpose;
 
 impl Topics {
     // ---- requests ----
@@ -392,13 +392,6 @@ fn shard_nodes(turn: &Turn, name: &[u8]) -> Vec<NodeId> {
 /// Whether a connection for subscriptions at the node is needed.
 pub(in crate::worker) fn needs_pubsub_link(tracking: &Tracking, topics: &Topics, node: NodeId) -> bool {
     tracking.is_on() || topics.topics.iter().any(|(_, t)| t.places.iter().any(|(n, _)| *n == node))
-}
-
-/// Returns the connection of subscriptions to a node. Creates it if it is missing.
-pub(in crate::worker) fn hopeful_link(turn: &Turn, up: &mut Upstreams, node: NodeId) -> Handle {
-    let link = up.shared_link(turn, node, Lane::Pubsub, true);
-    up.takes_commands_or_tries(turn, link);
-    link
 }
 
 /// Sends PING on every connection of subscriptions: the answer comes after all messages in transit. Returns the

@@ -5,19 +5,19 @@ use switchyard_resp::encode;
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
-use super::{KEYS_MAX, Options, Redirect, Request, Tracked, Tracking};
+use super::{KEYS_MAX, Options, Redirect, Request, Tracked, Tracking, shown_redirect};
+use crate::lane::Lane;
 use crate::settings::Reads;
 use crate::shared::Message;
 use crate::slab::Handle;
-use crate::worker::dispatch::Flow;
+use crate::worker::command::parse;
 use crate::worker::downstreams::Downstreams;
 use crate::worker::downstreams::waits::Stall;
+use crate::worker::flow::Flow;
 use crate::worker::gather::{Aggregation, Gathers};
 use crate::worker::invocation::Invocation;
 use crate::worker::keyed::CommandHooks;
-use crate::worker::local::parse;
 use crate::worker::turn::Turn;
-use crate::worker::upstreams::kind::Lane;
 
 const NO_SUCH_TARGET: &str = "ERR The client ID you want redirect to does not exist";
 
@@ -88,11 +88,6 @@ fn check(new: &Options, old: Option<&Options>) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// -1 without tracking, 0 without a redirect: CLIENT GETREDIR and CLIENT LIST.
-pub(in crate::worker) fn shown_redirect(tracked: Option<&Tracked>) -> i64 {
-    tracked.map_or(-1, |t| t.options.redirect.map_or(0, |r| r.id as i64))
 }
 
 fn tracking_info(out: &mut Vec<u8>, tracked: Option<&Tracked>, resp3: bool) {

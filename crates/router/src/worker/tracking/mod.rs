@@ -26,11 +26,9 @@ pub(super) mod own;
 
 use std::collections::{HashMap, VecDeque};
 
-pub(in crate::worker) use commands::shown_redirect;
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::reply;
 
-use super::downstreams::Downstreams;
-use super::turn::Turn;
 use crate::slab::Handle;
 
 /// Maximum number of keys read by default-mode clients of a worker; beyond it all their keys are invalidated (Redis
@@ -78,7 +76,7 @@ pub(in crate::worker) struct Tracked {
     /// Number of held ones at the last check of blocked clients.
     held_long: usize,
     /// Unanswered writes of its own (NOLOOP).
-    own: VecDeque<own::Write>,
+    own: VecDeque<Write>,
 }
 
 impl Tracked {
@@ -207,29 +205,67 @@ impl Tracking {
     }
 }
 
-impl Tracking {
-    /// Invalidates all keys of clients, because the table is too large.
-    pub(in crate::worker) fn forget_tracked_reads(&mut self, turn: &Turn, down: &mut Downstreams) {
-        self.forget_reads();
-        self.invalidate_all(turn, down);
-        self.count_tracked(turn);
+/// Reply that proves that the client knows the new value of every key of its command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Proof {
+    Ok,
+    One,
+    Integer,
+    Value,
+}
+
+impl Proof {
+    /// Returns the proof for a command of this name and number of keys, if any.
+    fn of(name: &str, keys: usize) -> Option<Self> {
+        Some(match name {
+            "SET" | "SETEX" | "PSETEX" | "MSET" => Self::Ok,
+            "SETNX" => Self::One,
+            // With several keys, the count does not identify the deleted ones.
+            "DEL" | "UNLINK" if keys == 1 => Self::One,
+            "INCR" | "DECR" | "INCRBY" | "DECRBY" => Self::Integer,
+            "INCRBYFLOAT" | "GETSET" | "GETDEL" => Self::Value,
+            _ => return None,
+        })
     }
 
-    /// Updates the counters of tracked keys.
-    fn count_tracked(&self, turn: &Turn) {
-        turn.counters().tracked_keys.set(self.keys.len() as u64);
-        turn.counters().tracked_reads.set(self.reads as u64);
+    fn is_given_by(self, answer: &[u8]) -> bool {
+        match self {
+            Self::Ok => answer == b"+OK\r\n",
+            Self::One => reply::integer(answer) == Some(1),
+            Self::Integer => answer.starts_with(b":"),
+            Self::Value => answer.starts_with(b"$") && !reply::is_null(answer),
+        }
+    }
+}
+
+/// An unanswered command of a client with NOLOOP.
+#[derive(Debug)]
+pub(super) struct Write {
+    seq: u32,
+    proof: Proof,
+    /// Keys that the client had read, and has not read again since.
+    keys: Vec<Box<[u8]>>,
+}
+
+impl Write {
+    pub(super) fn changes(&self, key: &[u8]) -> bool {
+        self.keys.iter().any(|k| **k == *key)
     }
 
-    /// Updates the counter of prefixes, when clients have started or stopped tracking.
-    fn count_prefixes(&self, turn: &Turn, down: &Downstreams) {
-        let options = self.clients.iter().filter_map(|c| Some(&down.get(*c)?.state::<Tracked>()?.options));
-        let mut prefixes: Vec<&[u8]> =
-            options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
-        prefixes.sort_unstable();
-        prefixes.dedup();
-        turn.counters().tracked_prefixes.set(prefixes.len() as u64);
+    /// Whether its reply was sent. `first`: number of the next command to answer.
+    pub(super) fn is_answered(&self, first: u32) -> bool {
+        (self.seq.wrapping_sub(first) as i32) < 0
     }
+
+    /// Drops a key that the client has read again.
+    pub(super) fn forget(&mut self, key: &[u8]) {
+        self.keys.retain(|k| **k != *key);
+    }
+}
+
+/// -1 without tracking, 0 without a redirect: CLIENT GETREDIR and CLIENT LIST.
+pub(in crate::worker) fn shown_redirect(tracked: Option<&Tracked>) -> i64 {
+    tracked.map_or(-1, |t| t.options.redirect.map_or(0, |r| r.id as i64))
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
 //! The node side: tracking at nodes, and delivery of their invalidations to clients.
 
-use crate::worker::tracking::Tracked;
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::encode;
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::{Place, Request, Tracking};
+use super::{Place, Request, Tracked, Tracking};
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::downstreams::Downstreams;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::pubsub::clients::cut_subscriber;
-use crate::worker::pubsub::hopeful_link;
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
-use crate::worker::upstreams::link::{Phase, Purpose};
+use crate::worker::upstreams::connect::hopeful_link;
+use crate::worker::upstreams::link::Phase;
+use crate::worker::upstreams::pending::Purpose;
 
 /// Start of an invalidation, before the keys or the null.
 pub(super) const INVALIDATE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n";
@@ -401,5 +401,30 @@ impl Tracking {
                 push_invalidation(turn, down, handle, keys.as_deref());
             }
         }
+    }
+}
+
+impl Tracking {
+    /// Invalidates all keys of clients, because the table is too large.
+    pub(in crate::worker) fn forget_tracked_reads(&mut self, turn: &Turn, down: &mut Downstreams) {
+        self.forget_reads();
+        self.invalidate_all(turn, down);
+        self.count_tracked(turn);
+    }
+
+    /// Updates the counters of tracked keys.
+    pub(super) fn count_tracked(&self, turn: &Turn) {
+        turn.counters().tracked_keys.set(self.keys.len() as u64);
+        turn.counters().tracked_reads.set(self.reads as u64);
+    }
+
+    /// Updates the counter of prefixes, when clients have started or stopped tracking.
+    pub(super) fn count_prefixes(&self, turn: &Turn, down: &Downstreams) {
+        let options = self.clients.iter().filter_map(|c| Some(&down.get(*c)?.state::<Tracked>()?.options));
+        let mut prefixes: Vec<&[u8]> =
+            options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        turn.counters().tracked_prefixes.set(prefixes.len() as u64);
     }
 }

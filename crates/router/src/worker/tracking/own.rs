@@ -12,77 +12,18 @@
 //! Not in BCAST mode: there a client is also notified of keys that it has not read. A change by another client in the
 //! same moment at the node, with the same broadcast, would be lost.
 
-use crate::worker::invocation::Invocation;
-use crate::worker::tracking::Tracked;
 use switchyard_resp::command::Flags;
 use switchyard_resp::reply;
 
-use super::Tracking;
+use super::{Proof, Tracked, Tracking, Write};
 use crate::slab::Handle;
 use crate::worker::downstreams::{ClientEvent, Downstreams};
+use crate::worker::invocation::Invocation;
 use crate::worker::keyed::CommandHooks;
 use crate::worker::turn::Turn;
 
 /// Maximum number of tracked writes in flight of a client; beyond it the client is notified of its own changes.
 const WRITES_MAX: usize = 1024;
-
-/// Reply that proves that the client knows the new value of every key of its command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Proof {
-    Ok,
-    One,
-    Integer,
-    Value,
-}
-
-impl Proof {
-    /// Returns the proof for a command of this name and number of keys, if any.
-    fn of(name: &str, keys: usize) -> Option<Self> {
-        Some(match name {
-            "SET" | "SETEX" | "PSETEX" | "MSET" => Self::Ok,
-            "SETNX" => Self::One,
-            // With several keys, the count does not identify the deleted ones.
-            "DEL" | "UNLINK" if keys == 1 => Self::One,
-            "INCR" | "DECR" | "INCRBY" | "DECRBY" => Self::Integer,
-            "INCRBYFLOAT" | "GETSET" | "GETDEL" => Self::Value,
-            _ => return None,
-        })
-    }
-
-    fn is_given_by(self, answer: &[u8]) -> bool {
-        match self {
-            Self::Ok => answer == b"+OK\r\n",
-            Self::One => reply::integer(answer) == Some(1),
-            Self::Integer => answer.starts_with(b":"),
-            Self::Value => answer.starts_with(b"$") && !reply::is_null(answer),
-        }
-    }
-}
-
-/// An unanswered command of a client with NOLOOP.
-#[derive(Debug)]
-pub(super) struct Write {
-    seq: u32,
-    proof: Proof,
-    /// Keys that the client had read, and has not read again since.
-    keys: Vec<Box<[u8]>>,
-}
-
-impl Write {
-    pub(super) fn changes(&self, key: &[u8]) -> bool {
-        self.keys.iter().any(|k| **k == *key)
-    }
-
-    /// Whether its reply was sent. `first`: number of the next command to answer.
-    pub(super) fn is_answered(&self, first: u32) -> bool {
-        (self.seq.wrapping_sub(first) as i32) < 0
-    }
-
-    /// Drops a key that the client has read again.
-    pub(super) fn forget(&mut self, key: &[u8]) {
-        self.keys.retain(|k| **k != *key);
-    }
-}
 
 /// Handles the reply to the client's command `seq`. If the reply proves a write, its keys no longer concern the
 /// client, and neither do invalidations of them held in the meantime.

@@ -5,8 +5,9 @@
 use switchyard_policy::topology::NodeId;
 use tracing::info;
 
-use super::kind::{Checkout, Lane};
+use super::kind::Checkout;
 use super::{Event, Origin, Upstreams};
+use crate::lane::Lane;
 use crate::slab::Handle;
 use crate::worker::keyed::FinishedRequest;
 use crate::worker::turn::Turn;

@@ -6,18 +6,20 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
+use tracing::debug;
 use tracing::warn;
 
 use super::handshake::learn;
-use super::kind::Lane;
-use super::link::{Pending, Phase, Purpose};
+use super::link::Phase;
+use super::pending::{Pending, Purpose};
 use super::{Event, Link, Upstreams};
+use crate::lane::Lane;
 use crate::poll::Ready;
 use crate::slab::Handle;
-use crate::worker::keyed::{Call, CommandHooks, KeyedCommand, Request};
+use crate::worker::command::{Call, KeyedCommand};
+use crate::worker::keyed::{CommandHooks, Request};
 use crate::worker::transport::Tls;
 use crate::worker::turn::Turn;
-use tracing::debug;
 
 const BACKOFF_FIRST_US: u64 = 50_000;
 
@@ -350,4 +352,11 @@ pub(in crate::worker) fn push_own_exec(
     let pending = Pending { who, purpose, ..Pending::of_ours(turn) };
     let request = hooks.pass_exec(database, pending);
     up.push(handle, request);
+}
+
+/// Returns the connection of subscriptions to a node. Creates it if it is missing.
+pub(in crate::worker) fn hopeful_link(turn: &Turn, up: &mut Upstreams, node: NodeId) -> Handle {
+    let link = up.shared_link(turn, node, Lane::Pubsub, true);
+    up.takes_commands_or_tries(turn, link);
+    link
 }

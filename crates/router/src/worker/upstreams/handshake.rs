@@ -17,17 +17,19 @@ use switchyard_resp::units::counted;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
-use super::kind::Lane;
-use super::link::Purpose;
+use super::pending::Purpose;
 use super::translate::refuses_resp3;
 use super::{Event, Link, Origin, Upstreams};
 use crate::fences;
+use crate::lane::Lane;
+use crate::lock::lock;
 use crate::ownership::{Admission, refusal_reason};
 use crate::settings::OnDataLoss;
-use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
+use crate::shared::{Commands, RoutingSnapshot, unix_ms};
 use crate::slab::Handle;
-use crate::worker::hot_copies::{self, About, Elements};
-use crate::worker::transactions::no_multi_text;
+use crate::worker::command::parse;
+use crate::worker::gather::no_multi_text;
+use crate::worker::hot_copies::store::{About, Elements, refused};
 use crate::worker::turn::Turn;
 
 /// Queries about the data of an unknown process.
@@ -507,7 +509,7 @@ impl Handshake<'_> {
                 }
             }
             (NodeHandshake::Tracking, Some(error)) => {
-                hot_copies::refused(turn, node, &error);
+                refused(turn, node, &error);
                 self.fail(&format!("it refuses CLIENT TRACKING: {error}"));
             }
             (NodeHandshake::Tracking, None) => {}
@@ -522,8 +524,7 @@ impl Handshake<'_> {
             // If it refuses, it counts as a process with keys, and with its last known persistence.
             (NodeHandshake::Persistence | NodeHandshake::Keyspace | NodeHandshake::MaxClients, Some(_)) => {}
             (NodeHandshake::MaxClients, None) => {
-                let max =
-                    reply::elements(answer).nth(1).and_then(reply::text).and_then(crate::worker::local::parse::<usize>);
+                let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(parse::<usize>);
                 turn.shared().exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
             (NodeHandshake::Persistence, None) => link.handshake.note_persistence(answer),

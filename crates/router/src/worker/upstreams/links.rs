@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use switchyard_policy::topology::NodeId;
 
 use super::Link;
-use super::kind::{Lane, Task};
+use super::kind::Task;
+use crate::lane::Lane;
 use crate::slab::{Handle, Slab};
 use crate::worker::log_throttle::LogThrottle;
 use crate::worker::turn::Turn;

@@ -11,6 +11,7 @@ mod lifecycle;
 pub(super) mod link;
 pub(super) mod links;
 pub(super) mod outages;
+pub(super) mod pending;
 pub(super) mod pool;
 pub(super) mod queued;
 pub(super) mod renew;
@@ -28,25 +29,26 @@ use std::net::SocketAddr;
 use switchyard_policy::routing::anywhere;
 use switchyard_policy::topology::NodeId;
 
-use super::blocking::Unblocks;
-use super::hot_copies::About;
+use super::hot_copies::store::About;
 use super::keyed::{FinishedRequest, Request};
 use super::turn::Turn;
-use super::upstreams::handshake::HandshakeState;
-use super::upstreams::incoming::Incoming;
-use super::upstreams::kind::{Checkout, Lane};
-use super::upstreams::lifecycle::Lifecycle;
-use super::upstreams::link::Pending;
-use super::upstreams::links::Links;
-use super::upstreams::outages::Outages;
-use super::upstreams::pool::Pools;
-use super::upstreams::queued::Transaction;
-use super::upstreams::requests::Requests;
-use super::upstreams::socket::Socket;
-use super::upstreams::zombies::Zombies;
+use crate::lane::Lane;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::tap::Outcome;
+use handshake::HandshakeState;
+use incoming::Incoming;
+use kind::Checkout;
+use lifecycle::Lifecycle;
+use links::Links;
+use outages::Outages;
+use pending::Pending;
+use pool::Pools;
+use queued::Transaction;
+use requests::Requests;
+use socket::Socket;
+use unblock::Unblocks;
+use zombies::Zombies;
 
 /// Connection of a request.
 #[derive(Clone, Copy, Debug)]
@@ -357,9 +359,9 @@ impl Upstreams {
 
 #[cfg(test)]
 mod tests {
-    use super::link::{Again, Purpose};
+    use super::pending::{Again, Purpose};
     use super::*;
-    use crate::worker::keyed::CommandSeq;
+    use crate::worker::command::CommandSeq;
 
     #[test]
     fn a_request_whose_connection_is_gone_is_over() {

@@ -1,9 +1,10 @@
 //! Nodes that a worker has lost, with the times of their losses.
 
+use switchyard_policy::topology::NodeId;
+
 use super::{Event, Upstreams};
 use crate::shared::RoutingSnapshot;
 use crate::worker::turn::Turn;
-use switchyard_policy::topology::NodeId;
 
 /// Nodes that are lost, as long as commands wait for them.
 #[derive(Debug, Default)]

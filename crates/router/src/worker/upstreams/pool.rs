@@ -14,11 +14,12 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
-use super::kind::{Checkout, Lane, Task};
-use super::link::Purpose;
+use super::kind::{Checkout, Task};
+use super::pending::Purpose;
 use super::unblock::Unblock;
 use super::{Event, Link, Upstreams};
 use crate::exclusive_bounds::ExclusiveBounds;
+use crate::lane::Lane;
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;

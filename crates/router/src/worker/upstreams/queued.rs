@@ -1,9 +1,10 @@
 //! Transactions on connections: watched keys, errors of queued commands, and nodes that refuse transactions.
 
-use super::Link;
-use super::link::Pending;
 use switchyard_resp::reply;
 use switchyard_resp::translate::Shape;
+
+use super::Link;
+use super::pending::Pending;
 
 /// Transaction on a connection.
 #[derive(Debug, Default)]

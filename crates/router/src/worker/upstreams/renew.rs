@@ -10,7 +10,7 @@ use switchyard_policy::topology::NodeId;
 use tracing::info;
 
 use super::Upstreams;
-use super::kind::Lane;
+use crate::lane::Lane;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use switchyard_policy::topology::NodeId;
 use tracing::debug;
 
-use super::kind::Lane;
 use super::link::Phase;
 use super::{Link, Upstreams};
+use crate::lane::Lane;
 use crate::settings::Reads;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use switchyard_resp::encode;
 
-use super::link::{Again, EXEC, MULTI, Pending, Purpose};
+use super::pending::{Again, EXEC, MULTI, Pending, Purpose};
 use crate::metrics::NodeCounters;
 use crate::slab::Handle;
 use crate::tap::Outcome;
-use crate::worker::keyed::{CommandSeq, FinishedRequest, Request};
+use crate::worker::command::CommandSeq;
+use crate::worker::keyed::{FinishedRequest, Request};
 
 /// Maximum bytes of unanswered requests kept by a shared connection; above it, clients with further commands wait.
 const KEPT_MAX: usize = 64 << 20;

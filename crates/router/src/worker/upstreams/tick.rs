@@ -7,11 +7,13 @@ use switchyard_resp::command::CommandClass;
 use tracing::warn;
 
 use super::breaking::PERHAPS;
-use super::kind::{Checkout, Lane};
-use super::link::{Pending, Phase, Purpose};
+use super::kind::Checkout;
+use super::link::Phase;
 use super::links::Links;
+use super::pending::{Pending, Purpose};
 use super::{Event, Origin, Upstreams};
 use crate::busy::Busy;
+use crate::lane::Lane;
 use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;

@@ -12,7 +12,7 @@ use switchyard_resp::{encode, reply};
 
 use super::Link;
 use super::kind::Checkout;
-use super::link::Purpose;
+use super::pending::Purpose;
 use crate::worker::turn::Turn;
 
 /// Whether an error reply to `HELLO 3` means that the node cannot, or may not, use RESP3, and not that our credentials

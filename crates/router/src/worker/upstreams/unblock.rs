@@ -1,9 +1,16 @@
 //! End of the wait of a blocking command by CLIENT UNBLOCK: its state on the connection, and the clients that requested
 //! it.
 
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::encode;
+
+use super::Upstreams;
+use super::link::Phase;
+use super::pending::Purpose;
+use crate::lane::Lane;
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
-use switchyard_resp::encode;
+use crate::worker::turn::Turn;
 
 /// State of a CLIENT UNBLOCK for the command on a connection.
 #[derive(Debug, Default)]
@@ -86,5 +93,50 @@ impl Unblock {
     /// Takes the clients that have requested it so far. Empty if only the router has.
     pub(in crate::worker) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
+    }
+}
+
+/// Interval of liveness probes to a node with waiting clients and no other traffic.
+const PROBE_US: u64 = 1_000_000;
+
+/// Pending unblocks and probes of a worker.
+#[derive(Debug, Default)]
+pub(in crate::worker) struct Unblocks {
+    /// Connections whose CLIENT UNBLOCK was too early and must be repeated.
+    pub(in crate::worker) again: Vec<Handle>,
+    next_probe_us: u64,
+}
+
+impl Unblocks {
+    pub(in crate::worker) fn is_empty(&self) -> bool {
+        self.again.is_empty()
+    }
+}
+
+/// Probes nodes with waiting clients and no other traffic.
+pub(in crate::worker) fn tick_blocked(turn: &Turn, up: &mut Upstreams) {
+    if turn.now_us() < up.unblocks().next_probe_us {
+        return;
+    }
+    up.unblocks().next_probe_us = turn.now_us() + PROBE_US;
+    let mut nodes: Vec<NodeId> =
+        up.links().iter().filter(|(_, l)| l.lane() == Lane::Blocking && !l.is_idle()).map(|(_, l)| l.node()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let live = &turn.routing().live;
+    let command_timeout = live.command_timeout;
+    let timeout_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
+    for node in nodes {
+        let Some(main) = up.links().main(node) else { continue };
+        let Some(link) = up.get(main) else { continue };
+        let is_busy = turn.shared().busy.was_busy(node, turn.now_us(), command_timeout);
+        if link.phase() != Phase::Up
+            && !is_busy
+            && turn.now_us().saturating_sub(link.incoming().received_us()) > timeout_us
+        {
+            up.break_waiting(turn, node, "the node can no longer be reached");
+        } else if link.phase() == Phase::Up && link.is_idle() {
+            up.push_own(turn, main, &[b"PING"], Purpose::Discarded, 0);
+        }
     }
 }
