@@ -129,7 +129,7 @@ impl Input {
 
     /// Takes the kept bytes, and the place from which on they are unparsed.
     pub(in crate::worker) fn take(&mut self) -> (Vec<u8>, usize) {
-        (std::mem::take(&mut self.bytes), self.at)
+        (std::mem::take(&mut self.bytes), std::mem::take(&mut self.at))
     }
 
     /// Returns the buffer, which was parsed up to `at`.
@@ -218,5 +218,15 @@ mod tests {
             assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
             assert!(grown <= 25, "copied {grown} times after {first}");
         }
+    }
+
+    #[test]
+    fn input_that_is_being_processed_counts_as_empty() {
+        let mut input = Input::new();
+        input.keep(b"PING PING");
+        let (bytes, _) = input.take();
+        input.put_back(bytes, 5);
+        assert_eq!(input.take().1, 5);
+        assert_eq!(input.used_and_free(), (0, 0));
     }
 }
