@@ -8,7 +8,7 @@ use switchyard_resp::request::Args;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
-/// A complete command of a client, with the snapshot by which it is executed.
+/// A complete command of a client, and the snapshot for its execution.
 #[derive(Clone, Copy)]
 pub(super) struct Invocation<'a> {
     pub(super) routing: &'a Arc<RoutingSnapshot>,
