@@ -65,7 +65,8 @@ if command -v dpkg-deb >/dev/null; then
 Package: switchyard
 Version: $version
 Architecture: $architecture
-Maintainer: The developers of Switchyard <switchyard@localhost>
+Maintainer: The developers of Switchyard
+Homepage: $(sed -n 's/^repository = "\(.*\)"$/\1/p' Cargo.toml)
 Installed-Size: $(du -k -s --apparent-size "$root" | cut -f 1)
 Section: database
 Priority: optional
