@@ -3,7 +3,8 @@
 #   make demo          a demonstration on this machine, in a minute
 #   make test          every test
 #
-# Both install missing programs (Debian: by apt, as root or by sudo without a password), or list them.
+# Both name missing packages and install them (Debian: by apt, as root or by sudo without a password), or only list them
+# (SWITCHYARD_NO_INSTALL=1).
 
 CARGO ?= cargo
 # rustup's folder, for shells that have not read ~/.cargo/env.

@@ -4,7 +4,8 @@
 #   scripts/install-deps.sh build|demo|test|bench|fuzz|package
 #
 # On Debian and its derivatives packages come from apt, as root or by `sudo` without a password. Otherwise the script lists the
-# missing programs with their sources, and fails. It never changes installed programs.
+# missing programs with their sources, and fails. It never changes installed programs. It prints all packages before it installs
+# them. With SWITCHYARD_NO_INSTALL=1 it installs none, and fails with the list.
 set -euo pipefail
 
 task=${1:-test}
@@ -85,9 +86,12 @@ if [ "${#missing[@]}" -eq 0 ]; then
     exit 0
 fi
 
-give_up() {
+list_missing() {
     echo "missing for 'make $task':" >&2
     printf '    %s\n' "${missing[@]}" >&2
+}
+give_up() {
+    list_missing
     echo "$1" >&2
     exit 1
 }
@@ -101,7 +105,16 @@ else
     give_up "Installing them needs root:  sudo apt-get install ${packages[*]}"
 fi
 
-echo "installing ${packages[*]} (apt) ..." >&2
+command=(${as_root[@]+"${as_root[@]}"} apt-get install --no-install-recommends "${packages[@]}")
+if [ -n "${SWITCHYARD_NO_INSTALL-}" ]; then
+    give_up "SWITCHYARD_NO_INSTALL is set. Install them by hand:  ${command[*]}"
+fi
+list_missing
+echo "installing them now:  ${command[*]}" >&2
+if [ -t 2 ]; then
+    echo "Ctrl-C within 5 s declines. SWITCHYARD_NO_INSTALL=1 always declines, and only lists them." >&2
+    sleep 5
+fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # RUNLEVEL=1 keeps Debian's redis-server package from starting a server on port 6379.
