@@ -10,6 +10,10 @@ use switchyard_resp::encode;
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
+/// Version of the `SWITCHYARD` commands, their replies, and the section `switchyard` of INFO. `docs/compatibility-policy.md`
+/// defines when it increases.
+pub(crate) const COMMANDS_VERSION: u32 = 1;
+
 /// Component that executes operator commands. Called by workers, so it must not block.
 pub trait OperatorPort: Send + Sync + fmt::Debug {
     /// Accepts a command. The reply may come from any thread.

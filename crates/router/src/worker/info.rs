@@ -395,6 +395,7 @@ pub(super) fn info_text(turn: &Turn, digest: &Digest, wanted: &[String]) -> Stri
 fn own_fields(turn: &Turn, digest: &Digest, large: u64) -> Vec<(String, String)> {
     let (topology, workers) = (&turn.routing().topology, &turn.shared().counters);
     let mut own: Vec<(String, String)> = vec![
+        ("commands_version".into(), crate::operator::COMMANDS_VERSION.to_string()),
         ("workers".into(), workers.len().to_string()),
         ("topology_epoch".into(), topology.epoch().to_string()),
         ("nodes".into(), topology.nodes().len().to_string()),

@@ -6,13 +6,20 @@ use switchyard_control::metrics::Page;
 
 use super::log_queue;
 
+/// Version of the names, labels and units of metrics. `docs/compatibility-policy.md` defines when it increases.
+const METRICS_VERSION: &str = "1";
+
 /// Adds the metrics to the page. Values that the system does not provide are omitted.
 pub(super) fn add_process(page: &mut Page) {
     let (queue, repeated) = log_queue::omitted_counts();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
     page.counters("log_lines_left_out", "Lines of the log that were not written, by reason", "reason", values);
-    let facts = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("SWITCHYARD_COMMIT"))];
-    page.info("build", "The version of Switchyard that runs, and the commit that it was built from", &facts);
+    let facts = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("commit", env!("SWITCHYARD_COMMIT")),
+        ("metrics_version", METRICS_VERSION),
+    ];
+    page.info("build", "Version and commit of Switchyard, and version of the metrics' names, labels and units", &facts);
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
     page.add("process_cpu_seconds", "counter", "Processor time that the process has used, of user and system", seconds);

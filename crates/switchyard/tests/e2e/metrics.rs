@@ -244,6 +244,7 @@ fn both_formats_have_the_same_series_and_promtool_accepts_classic() {
     assert!(parse(&classic).contains_key("switchyard_topology_epoch"));
     assert!(open.ends_with("# EOF\n") && open.contains("# TYPE switchyard_build info\n"), "{open}");
     assert!(classic.contains("# TYPE switchyard_build_info gauge\n"), "{classic}");
+    assert!(classic.contains("metrics_version=\"1\"} 1\n"), "{classic}");
     if std::process::Command::new("promtool").arg("--version").output().is_err() {
         eprintln!("left out: promtool is not there; `parse` has made its most important checks");
         return;

@@ -62,7 +62,7 @@ fn info_has_the_sections_and_fields_that_tools_read() {
     assert!(field("total_commands_processed").parse::<u64>().expect("a number") >= 30);
     assert!(field("connected_clients").parse::<u64>().expect("a number") >= 1);
     if !direct() {
-        assert!(info.contains("# Switchyard\r\n"), "{info}");
+        assert!(info.contains("# Switchyard\r\ncommands_version:1\r\n"), "{info}");
     }
     // One section, several, all spellings.
     let keyspace = client.cmd("INFO keyspace").text();
