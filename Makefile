@@ -39,6 +39,11 @@ test-large: ## tests with values of 512 MB, which need 2 GB of memory
 	@scripts/install-deps.sh test
 	$(CARGO) test --workspace --locked --test e2e -- --ignored --test-threads=1
 
+.PHONY: test-upgrade
+test-upgrade: ## today's state directory with the build that introduced its formats, and back (builds both; needs the git history)
+	@scripts/install-deps.sh demo
+	@CARGO="$(CARGO)" scripts/test-upgrade.py $(ARGS)
+
 .PHONY: build
 build: ## the optimised binary, in target/release/switchyard
 	@scripts/install-deps.sh build
