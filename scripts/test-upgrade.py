@@ -127,7 +127,8 @@ class Fleet:
         self.folder = folder
         self.state = os.path.join(folder, "state")
         self.processes = []
-        self.nodes = [self.start_server() for _ in range(3)]
+        # In the order of their names, in which the first map divides the slots.
+        self.nodes = sorted((self.start_server() for _ in range(3)), key=str)
         self.router = None
         self.keys = {}
         # Number of a node that may get all slots of node 0.
