@@ -201,7 +201,8 @@ class Fleet:
 
         def done():
             code, output = self.run(*words)
-            assert code == 0 or "in progress" in output, f"switchyard {' '.join(words)}: {output}"
+            # Every version points to the move that has the slots.
+            assert code == 0 or "see `switchyard moves`" in output, f"switchyard {' '.join(words)}: {output}"
             return code == 0
 
         until("the slots have moved", done)
