@@ -5,6 +5,8 @@
 //!
 //! The format is that of RDB files: per library a byte and a string, then two bytes with the RDB version and a CRC-64.
 
+use crc::{CRC_64_REDIS, Crc, Table};
+
 /// Opcode before a library.
 const LIBRARY: u8 = 245;
 
@@ -14,15 +16,8 @@ pub(crate) const DAMAGED: &str = "ERR DUMP payload version or checksum are wrong
 /// Maximum size of a library, uncompressed, in bytes.
 const UNPACKED_MAX: usize = 512 << 20;
 
-/// CRC-64 (Jones), as Redis computes it.
-fn crc64(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(
-            crc ^ u64::from(*byte),
-            |crc: u64, _| if crc & 1 == 1 { crc >> 1 ^ 0x95ac_9329_ac4b_c9b5 } else { crc >> 1 },
-        )
-    })
-}
+/// Redis's checksum, 16 bytes at a time.
+static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (front, back) = rest.split_at_checked(count)?;
@@ -92,7 +87,7 @@ pub(crate) fn with_code<E>(
 ) -> Option<Result<Vec<u8>, E>> {
     let (body, footer) = payload.split_at_checked(payload.len().checked_sub(10)?)?;
     let (signed, sum) = payload.split_at(payload.len() - 8);
-    if crc64(signed).to_le_bytes() != *sum {
+    if CRC.checksum(signed).to_le_bytes() != *sum {
         return None;
     }
     let mut out = Vec::with_capacity(payload.len());
@@ -112,7 +107,7 @@ pub(crate) fn with_code<E>(
         }
     }
     out.extend_from_slice(&footer[..2]);
-    let sum = crc64(&out);
+    let sum = CRC.checksum(&out);
     out.extend_from_slice(&sum.to_le_bytes());
     Some(Ok(out))
 }
@@ -123,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_the_one_of_redis() {
-        assert_eq!(crc64(b"123456789"), 0xe9c6_d914_c4b8_d9ca);
+        assert_eq!(CRC.checksum(b"123456789"), 0xe9c6_d914_c4b8_d9ca);
     }
 
     #[test]
@@ -138,7 +133,7 @@ mod tests {
     #[test]
     fn code_is_changed_and_damage_is_found() {
         let mut payload = vec![LIBRARY, 3, b'a', b'b', b'c', 10, 0];
-        payload.extend(crc64(&payload).to_le_bytes());
+        payload.extend(CRC.checksum(&payload).to_le_bytes());
         let changed =
             with_code(&payload, |code| Ok::<_, ()>([b"<", code, b">"].concat())).expect("whole").expect("changed");
         assert_eq!(changed[..13], *b"\xf5\x80\0\0\0\x05<abc>\x0a\0");

@@ -18,6 +18,7 @@ mod function_turns;
 mod functions_dump;
 mod hot_copies;
 mod lane;
+mod library_checks;
 mod limits;
 mod listener;
 mod lock;

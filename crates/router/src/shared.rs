@@ -25,6 +25,7 @@ use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::hot_copies::HotCopies;
 use crate::lane::Lane;
+use crate::library_checks::{Checked, LibraryChecks};
 use crate::limits::Limits;
 use crate::lock::lock;
 use crate::lua::LibraryForm;
@@ -207,6 +208,8 @@ pub(crate) enum Message {
     ConnectionAvailable { node: NodeId },
     /// Result of a password check.
     Login { client: Handle, attempt: Attempt },
+    /// Result of a check of libraries, for command `number` of this client.
+    LibrariesChecked { client: Handle, number: u32, result: Checked },
     #[cfg(test)]
     Panic,
 }
@@ -313,6 +316,7 @@ pub(crate) struct Shared {
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
+    pub(crate) library_checks: LibraryChecks,
     pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
     /// Nodes seen by scrapes, including removed ones: a node that joins again gets a new id, but its counters continue.
@@ -457,6 +461,7 @@ impl Shared {
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
+            library_checks: LibraryChecks::default(),
             mailboxes,
             counters: (0..workers).map(|_| Arc::default()).collect(),
             scraped: Mutex::default(),

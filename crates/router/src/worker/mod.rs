@@ -96,6 +96,7 @@ use pubsub::clients::cut_subscriber;
 use quiesce::{on_quiet, tick_quieting};
 use quotas::{place_prefixes_anew, recount};
 use reissued::{on_reissue, on_turn};
+use scripts::checking::on_libraries_checked;
 use tracking::commands::find_client;
 use tracking::nodes::{on_redirect_broken, on_redirected};
 use transactions::fail_stale_watches;
@@ -521,6 +522,9 @@ impl Worker {
     fn on_message(&mut self, message: Message) {
         match message {
             Message::Login { client, attempt } => on_login(&self.cx.turn, &mut self.cx.down, client, attempt),
+            Message::LibrariesChecked { client, number, result } => {
+                on_libraries_checked(&self.cx.turn, &mut self.cx.down, client, number, result)
+            }
             Message::Evict => self.on_evict_request(),
             Message::CloseUnused { node, lane } => self.cx.up.pool(&self.cx.turn, node, lane).make_room(),
             Message::ConnectionAvailable { node } => self.cx.up.room_was_made(&self.cx.turn, node),

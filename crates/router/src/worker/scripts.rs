@@ -5,6 +5,7 @@
 //! must be checked while it runs, it is executed as another script, with a prelude and a hash of its own, which clients
 //! never see.
 
+pub(super) mod checking;
 pub(super) mod met;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use switchyard_resp::{encode, reply};
 use super::command::{Call, KeyedCommand};
 use super::context::Context;
 use super::downstreams::Downstreams;
+use super::downstreams::waits::Stall;
 use super::fan_out::FanOutScope;
 use super::flow::Flow;
 use super::forward::forward;
@@ -27,43 +29,18 @@ use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::turn::Turn;
 use super::upstreams::pending::{Again, Pending, Purpose};
 use super::upstreams::{Link, Upstreams};
-use crate::functions_dump;
 use crate::lane::Lane;
+use crate::library_checks::NO_FUNCTIONS;
 use crate::lock::lock;
-use crate::lua::{UndeclaredKeys, Verdict, unwrapped_library, wrapped_library};
+use crate::lua::{UndeclaredKeys, Verdict, unwrapped_library};
 use crate::scripts::{Script, sha_of};
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use checking::check_libraries;
 use met::ScriptsMet;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
-/// Libraries are known only at nodes, and their checks use slots of Redis Cluster.
-const NO_FUNCTIONS: &str = "ERR Switchyard: functions are not served if twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
-
-/// FUNCTION LOAD and RESTORE with checked libraries: `None` for other commands, or without checks.
-fn checked_libraries(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
-    let checked = |code: &[u8]| wrapped_library(code, &routing.commands);
-    let (place, with) = match &*command.name {
-        _ if !routing.checks_scripts() => return Ok(None),
-        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !routing.topology.placement().is_crc16() => {
-            return Err(NO_FUNCTIONS.into());
-        }
-        "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
-        "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
-            Some(payload) => (2, payload),
-            None => return Err(functions_dump::DAMAGED.to_owned()),
-        },
-        _ => return Ok(None),
-    };
-    let with = with.map_err(|why| why.to_string())?;
-    let mut request = Vec::with_capacity(with.len() + 256);
-    encode::header(&mut request, b'*', args.len());
-    for (index, arg) in args.iter().enumerate() {
-        encode::bulk(&mut request, if index == place { &with } else { arg });
-    }
-    Ok(Some(request))
-}
 
 /// FUNCTION LIST WITHCODE, with the preludes removed.
 #[derive(Debug)]
@@ -247,7 +224,8 @@ impl CommandHooks {
                 _ => Ok(None),
             };
         }
-        checked_libraries(routing, command, args)
+        // FUNCTION LOAD and RESTORE are queued only with a single node, whose functions need no check.
+        Ok(None)
     }
 }
 
@@ -348,8 +326,9 @@ impl Gathers {
                 hooks.scripts_met = ScriptsMet::default();
                 None
             }
-            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&routing, command, args) {
-                Ok(checked) => {
+            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match check_libraries(turn, down, call) {
+                None => Some(Flow::Stall(Stall::Libraries)),
+                Some(Ok(checked)) => {
                     let as_it_is = || {
                         let mut request = Vec::new();
                         encode::command(&mut request, args.iter().collect::<Vec<_>>());
@@ -357,7 +336,7 @@ impl Gathers {
                     };
                     Some(self.change_libraries(turn, up, down, handle, lane, class, checked.unwrap_or_else(as_it_is)))
                 }
-                Err(why) => Some(down.refuse(turn, handle, class, &why)),
+                Some(Err(why)) => Some(down.refuse(turn, handle, class, &why)),
             },
             _ => None,
         }

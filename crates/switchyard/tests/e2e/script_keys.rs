@@ -1,6 +1,6 @@
 //! A script must not silently access another node's keys: undeclared keys are detected at run time.
 
-use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
+use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 fn site(nodes: usize) -> Option<Site> {
     Site::router_only(nodes, &SiteOptions::default())
@@ -177,6 +177,49 @@ fn functions_are_restricted_to_their_keys() {
             .expect_error()
             .contains("_G")
     );
+}
+
+/// Large libraries are checked by another thread. Random text, because nodes compress payloads.
+#[test]
+fn large_libraries_are_checked_while_their_client_waits() {
+    let Some(site) = site(2) else { return };
+    let (a, b, near) = keys(&site);
+    let text: String = Random::new(1).bytes(100_000).iter().map(|byte| char::from(b'a' + byte % 26)).collect();
+    let library = |name: &str, code: &str| format!("#!lua name={name}\n{code} --{text}");
+    let get = "redis.register_function('get', function(keys, args) return redis.call('GET', args[1]) end)";
+    let load = library("lib", get);
+    let mut client = site.client();
+    // The replies keep the order of the commands.
+    client.send(&["SET", &near, "here"]);
+    client.send(&["FUNCTION", "LOAD", &load]);
+    client.send(&["GET", &near]);
+    client.send(&["FUNCTION", "LOAD", &library("evil", "local g = _G")]);
+    client.send(&["FUNCTION", "LOAD", &load]);
+    client.send(&["FCALL", "get", "1", &a, &near]);
+    assert_eq!(client.reply(), ok());
+    assert_eq!(client.reply(), bulk("lib"));
+    assert_eq!(client.reply(), bulk("here"));
+    assert!(client.reply().expect_error().contains("_G"));
+    assert!(client.reply().expect_error().contains("already exists"));
+    assert_eq!(client.reply(), bulk("here"));
+    assert!(client.call(&["FCALL", "get", "1", &a, &b]).expect_error().contains("touches the key"));
+    // A payload without the check.
+    let node = &site.nodes()[0];
+    node.cmd("FUNCTION FLUSH");
+    node.client().call(&["FUNCTION", "LOAD", &load]);
+    let dump = node.cmd("FUNCTION DUMP");
+    let mut damaged = dump.bytes().to_vec();
+    damaged[50_000] ^= 1;
+    client.send(&[&b"FUNCTION"[..], b"RESTORE", &damaged, b"FLUSH"]);
+    client.send(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes(), b"FLUSH"]);
+    assert!(client.reply().expect_error().contains("checksum"));
+    assert_eq!(client.reply(), ok());
+    assert!(client.call(&["FCALL", "get", "1", &a, &b]).expect_error().contains("touches the key"));
+    // A client that leaves during its check stops nothing.
+    let mut gone = site.client();
+    gone.send(&["FUNCTION", "LOAD", "REPLACE", &load]);
+    drop(gone);
+    assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", &load]), bulk("lib"));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::worker::login::state::Verdict;
 use crate::worker::pubsub::Subscriber;
 use crate::worker::quiesce::state::QuiesceWait;
 use crate::worker::reissued::state::Waiting;
+use crate::worker::scripts::checking::LibraryCheck;
 use crate::worker::tracking::Tracked;
 use crate::worker::transactions::session::Session;
 use crate::worker::transit::state::Moving;
@@ -31,6 +32,7 @@ pub(in crate::worker) struct States {
     waiting: Option<Box<Waiting>>,
     /// Wait of its command for quiesced movers.
     quiet: Option<Box<QuiesceWait>>,
+    libraries: Option<Box<LibraryCheck>>,
     is_monitor: bool,
     /// Whether a state restricts commands. Checked once per command.
     is_gated: bool,
@@ -69,6 +71,7 @@ states! {
     colocation: ColocateWait,
     waiting: Waiting,
     quiet: QuiesceWait,
+    libraries: LibraryCheck,
 }
 
 impl States {
@@ -120,6 +123,7 @@ impl States {
     pub(super) fn memory(&self) -> usize {
         self.repeat.as_ref().map_or(0, |repeat| repeat.request.capacity())
             + self.waiting.as_ref().map_or(0, |waiting| waiting.memory())
+            + self.libraries.as_ref().map_or(0, |check| check.memory())
             + self.session.as_ref().map_or(0, |session| session.multi.memory())
             + self.subscriber.as_ref().map_or(0, |subscriber| subscriber.memory())
             + self.tracked.as_ref().map_or(0, |tracked| tracked.memory())

@@ -26,6 +26,8 @@ pub(in crate::worker) enum Stall {
     Learning,
     /// A password is being checked.
     Login,
+    /// Libraries of its command are being checked.
+    Libraries,
     /// A fill for its key is in progress.
     Fill,
     /// Keys of its command are in transit to another node.
