@@ -1,23 +1,24 @@
 //! Random numbers and key popularity: seeded for repeatable runs, and Zipfian exactly as in YCSB, so that a skew of
 //! 0.99 has the same meaning as in papers.
 //!
-//! Not from a crate, because the code is short, and the available Zipf distributions use other sampling methods, with
-//! other results for a given seed and constant.
+//! The available Zipf distributions use other sampling methods, with other results for a given seed and constant.
+
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
 
 /// SplitMix64: one addition and three mixes per number, passes BigCrush, every seed is suitable.
 #[derive(Debug, Clone)]
-pub struct Rng(u64);
+pub struct Rng(SplitMix64);
 
 impl Rng {
     /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
     /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
+        self.0.next_u64()
     }
 
     /// Returns a number below `n` (0 if `n` is 0). The remainder bias of 64 bits is negligible for any `n` used here.
@@ -33,9 +34,8 @@ impl Rng {
 
 /// SplitMix64's finalizer: spreads a number over 64 bits.
 pub fn mix(n: u64) -> u64 {
-    let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ (n >> 31)
+    // The generator adds this number before it mixes.
+    SplitMix64::seed_from_u64(n.wrapping_sub(0x9E37_79B9_7F4A_7C15)).next_u64()
 }
 
 /// YCSB's `ZIPFIAN_CONSTANT`.

@@ -4,6 +4,8 @@
 //! program, which is far too slow for a fleet.
 
 use microlp::{ComparisonOp, Error, OptimizationDirection, Variable};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
 use switchyard_policy::planner::{KeyAt, Knobs, Node, Previous, Problem, SlotAt, State, Verdict, solve};
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -15,21 +17,17 @@ const SLOT: f64 = 4096.0;
 const LOOK: f64 = 16.0;
 
 /// SplitMix64: the same problems on every machine.
-struct Dice(u64);
+struct Dice(SplitMix64);
 
 impl Dice {
     fn roll(&mut self, from: u64, to: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        from + (mixed ^ (mixed >> 31)) % (to - from)
+        from + self.0.next_u64() % (to - from)
     }
 }
 
 /// Two to four nodes with known capacities, and keys and slots of all sizes, some too large for any other node.
 fn problem(seed: u64) -> Problem {
-    let mut dice = Dice(seed);
+    let mut dice = Dice(SplitMix64::seed_from_u64(seed));
     let count = dice.roll(2, 5);
     let home = |number: u64| NodeId((number % count) as u16);
     let slots: Vec<SlotAt> = (0..dice.roll(4, 9))

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
 use switchyard_policy::telemetry::{AccessKind, Board, Counts, HotKey, Identity, KeyAccess, Name, Segment, Weights};
 use switchyard_policy::topology::NodeId;
 
@@ -11,14 +13,15 @@ const NODE: NodeId = NodeId(0);
 const READ: KeyAccess = KeyAccess { how: AccessKind::Read, bytes: 10 };
 
 /// Seeded pseudorandom numbers.
-struct Numbers(u64);
+struct Numbers(SplitMix64);
 
 impl Numbers {
+    fn new(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.0.next_u64()
     }
 
     fn unit(&mut self) -> f64 {
@@ -49,7 +52,7 @@ impl Zipf {
 
 /// Hash of a numbered key, similar to the router's.
 fn hash(key: u64) -> u64 {
-    Numbers(key).next()
+    Numbers::new(key).next()
 }
 
 fn note(segment: &mut Segment, key: u64) {
@@ -117,7 +120,7 @@ fn keys_with_equal_index_positions_are_distinguished() {
 #[test]
 fn the_hottest_keys_of_a_skewed_load_are_found() {
     for skew in [0.9, 0.99, 1.2] {
-        let (zipf, mut numbers, mut segment) = (Zipf::new(10_000, skew), Numbers(1), Segment::new(256));
+        let (zipf, mut numbers, mut segment) = (Zipf::new(10_000, skew), Numbers::new(1), Segment::new(256));
         let mut truth: BTreeMap<u64, u32> = BTreeMap::new();
         for _ in 0..1_000_000 {
             let key = zipf.draw(&mut numbers);
@@ -139,7 +142,7 @@ fn the_hottest_keys_of_a_skewed_load_are_found() {
 #[test]
 fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
     // The hot key has slightly more than a hundredth of the load. A worker tracks at least 256 keys per node.
-    let (mut numbers, mut segment) = (Numbers(2), Segment::new(256));
+    let (mut numbers, mut segment) = (Numbers::new(2), Segment::new(256));
     for number in 0..10_000_000_u64 {
         let key = if number % 95 == 0 { 7 } else { numbers.next() };
         note(&mut segment, key);
@@ -156,7 +159,7 @@ fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
 #[test]
 fn hot_keys_are_reported_after_one_segment_and_then_forgotten() {
     let zipf = Zipf::new(1000, 0.9);
-    let (mut numbers, mut board) = (Numbers(3), Board::new(Weights::default()));
+    let (mut numbers, mut board) = (Numbers::new(3), Board::new(Weights::default()));
     let mut second = |board: &mut Board, first: u64| {
         let mut workers = [Segment::new(128), Segment::new(128)];
         for number in 0..20_000 {
