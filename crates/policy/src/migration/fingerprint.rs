@@ -8,6 +8,8 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use siphasher::sip128::SipHasher24;
+
 /// Keyed hash of a key's name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fingerprint(pub u128);
@@ -68,58 +70,9 @@ impl Fingerprinter {
     /// Returns the fingerprint of a key.
     #[must_use]
     pub fn of(&self, key: &[u8]) -> Fingerprint {
-        let mut v = [
-            self.k0 ^ 0x736f_6d65_7073_6575,
-            self.k1 ^ 0x646f_7261_6e64_6f6d ^ 0xee,
-            self.k0 ^ 0x6c79_6765_6e65_7261,
-            self.k1 ^ 0x7465_6462_7974_6573,
-        ];
-        let mut chunks = key.chunks_exact(8);
-        for chunk in &mut chunks {
-            let mut word = [0; 8];
-            word.copy_from_slice(chunk);
-            absorb(&mut v, u64::from_le_bytes(word));
-        }
-        let mut last = [0; 8];
-        let rest = chunks.remainder();
-        last[..rest.len()].copy_from_slice(rest);
-        last[7] = key.len() as u8;
-        absorb(&mut v, u64::from_le_bytes(last));
-        v[2] ^= 0xee;
-        let low = squeeze(&mut v);
-        v[1] ^= 0xdd;
-        let high = squeeze(&mut v);
-        Fingerprint(u128::from(high) << 64 | u128::from(low))
+        let hash = SipHasher24::new_with_keys(self.k0, self.k1).hash(key);
+        Fingerprint(u128::from(hash.h2) << 64 | u128::from(hash.h1))
     }
-}
-
-#[inline]
-fn round(v: &mut [u64; 4]) {
-    v[0] = v[0].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(13) ^ v[0];
-    v[0] = v[0].rotate_left(32);
-    v[2] = v[2].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(16) ^ v[2];
-    v[0] = v[0].wrapping_add(v[3]);
-    v[3] = v[3].rotate_left(21) ^ v[0];
-    v[2] = v[2].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(17) ^ v[2];
-    v[2] = v[2].rotate_left(32);
-}
-
-#[inline]
-fn absorb(v: &mut [u64; 4], word: u64) {
-    v[3] ^= word;
-    round(v);
-    round(v);
-    v[0] ^= word;
-}
-
-fn squeeze(v: &mut [u64; 4]) -> u64 {
-    for _ in 0..4 {
-        round(v);
-    }
-    v[0] ^ v[1] ^ v[2] ^ v[3]
 }
 
 #[cfg(test)]

@@ -29,10 +29,10 @@ const CRATES: &[CrateRule] = &[
     },
     CrateRule {
         name: "policy",
-        only: Some(&["md-5", "saphyr-parser", "serde"]),
+        only: Some(&["md-5", "saphyr-parser", "serde", "siphasher"]),
         tests_only: &[],
         never: &[],
-        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5 and saphyr-parser compute from bytes: twemproxy's hashes and its file",
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5, saphyr-parser and siphasher compute from bytes: twemproxy's hashes, its file, and fingerprints of keys",
     },
     CrateRule {
         name: "router",
