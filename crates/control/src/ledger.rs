@@ -370,9 +370,8 @@ impl Ledger {
 }
 
 fn random() -> std::io::Result<u128> {
-    use std::io::Read;
     let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    getrandom::fill(&mut bytes)?;
     Ok(u128::from_le_bytes(bytes))
 }
 

@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::hint::black_box;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -57,11 +57,11 @@ impl Token {
     /// # Errors
     /// If the system has no random bytes.
     pub fn prove(&self, to: SocketAddr, method: &str, path: &str, body: &[u8]) -> io::Result<String> {
-        let (now, nonce) = (now_ms(), hex(&random::<8>()?));
+        let (now, nonce) = (now_ms(), hex::encode(random::<8>()?));
         let mac =
             self.mac(to, &[now.to_string().as_bytes(), nonce.as_bytes(), method.as_bytes(), path.as_bytes(), body]);
         let mac = mac.ok_or_else(|| io::Error::other("the token is too long"))?;
-        Ok(format!("{SCHEME}{now}.{nonce}.{}", hex(&mac)))
+        Ok(format!("{SCHEME}{now}.{nonce}.{}", hex::encode(mac)))
     }
 
     /// `None` if the token is too long for a key. Generated tokens never are.
@@ -79,7 +79,7 @@ impl Token {
     /// # Errors
     /// I/O errors.
     pub fn make(state_dir: &Path) -> io::Result<(Self, PathBuf)> {
-        let token = Self(format!("{PREFIX}{}", hex(&random::<RANDOM_BYTES>()?)));
+        let token = Self(format!("{PREFIX}{}", hex::encode(random::<RANDOM_BYTES>()?)));
         let dir = fs::canonicalize(state_dir)?;
         let (path, fresh) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
         match fs::remove_file(&fresh) {
@@ -213,7 +213,7 @@ impl Proofs {
         else {
             return false;
         };
-        if !constant_time_eq(given.as_bytes(), hex(&mac).as_bytes()) {
+        if !constant_time_eq(given.as_bytes(), hex::encode(mac).as_bytes()) {
             return false;
         }
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,12 +229,8 @@ fn constant_time_eq(given: &[u8], expected: &[u8]) -> bool {
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn now_ms() -> u64 {
@@ -331,7 +327,7 @@ mod tests {
         for at in [now - PROOF_MS - 1000, now + PROOF_MS + 1000] {
             let at_text = at.to_string();
             let parts: [&[u8]; 5] = [at_text.as_bytes(), b"00", b"POST", b"/a", b"body"];
-            let late = format!("{at}.00.{}", hex(&token.mac(here, &parts).expect("a key")));
+            let late = format!("{at}.00.{}", hex::encode(token.mac(here, &parts).expect("a key")));
             assert!(!proofs.accept(&token, here, &late, "POST", "/a", b"body"));
         }
         for noise in ["", ".", "..", "1.2.3", "1.2.3.4", "x.y.z"] {

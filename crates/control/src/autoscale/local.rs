@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{Read, Write as _};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -220,10 +220,8 @@ fn this_host() -> String {
 
 /// 64 random bits in hexadecimal.
 fn token() -> Result<String, String> {
-    let mut bytes = [0; 8];
-    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map(|()| format!("{:016x}", u64::from_le_bytes(bytes)))
-        .map_err(|error| format!("cannot read /dev/urandom: {error}"))
+    let bits = getrandom::u64().map_err(|error| format!("the system has no random bytes: {error}"))?;
+    Ok(format!("{bits:016x}"))
 }
 
 fn port_of(address: &str) -> Result<u16, String> {

@@ -524,18 +524,12 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>)
             apart
         }
         None => {
-            let key = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
+            let key = |(name, node): &(String, u16)| Some((hex::decode(name).ok()?.into(), NodeId(*node)));
             let keys: Option<Vec<PlacedKey>> = document.exceptions.iter().map(key).collect();
             keys.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?
         }
     };
     topology.with_stored_overrides(exceptions).map_err(|error| bad(error.to_string()))
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| if let [high, low] = pair { Some(digit(*high)? << 4 | digit(*low)?) } else { None }).collect()
 }
 
 #[cfg(test)]

@@ -99,8 +99,7 @@ pub(super) fn acl(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, lo
             if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
                 return down.refuse(turn, handle, class, "ERR the system has no random bytes");
             }
-            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            encode::bulk(&mut out, &digits.as_bytes()[..bits.div_ceil(4)]);
+            encode::bulk(&mut out, &hex::encode(bytes).as_bytes()[..bits.div_ceil(4)]);
         }
         Local::AclDryrun => return acl_dry_run(turn, down, call),
         _ => {

@@ -10,7 +10,6 @@
 //! for the slot of a key, and for the keys of a slot, are always answered, for operators.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 
 use sha1::{Digest, Sha1};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
@@ -59,11 +58,7 @@ impl Member {
 
 /// Returns the id of a member: constant over routers and restarts.
 fn id_of(host: &str, port: u16) -> String {
-    let mut id = String::with_capacity(40);
-    for byte in Sha1::digest(format!("switchyard {host}:{port}")) {
-        let _ = write!(id, "{byte:02x}");
-    }
-    id
+    hex::encode(Sha1::digest(format!("switchyard {host}:{port}")))
 }
 
 fn members_of(addresses: &[(String, u16)]) -> Vec<Member> {
