@@ -11,7 +11,9 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
 use super::intent::{LastSeen, StartedServer};
 use super::{Process, Provisioner};
@@ -195,23 +197,11 @@ fn has_only_logs(directory: &Path) -> bool {
 }
 
 fn free_name(directory: &Path) -> PathBuf {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (year, month, day) = civil_date(seconds / 86_400);
+    let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
     let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let dated = format!("{name}{KEPT_MARK}{year}-{month:02}-{day:02}");
+    let dated = format!("{name}{KEPT_MARK}{today}");
     let names = std::iter::once(dated.clone()).chain((2..).map(|count| format!("{dated}-{count}")));
     names.map(|name| directory.with_file_name(name)).find(|path| !path.exists()).unwrap_or_default()
-}
-
-/// Converts days since 1970 to a Gregorian date (Hinnant's `civil_from_days`).
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day_of_year - (153 * shifted + 2) / 5 + 1)
 }
 
 #[cfg(test)]
@@ -350,14 +340,5 @@ mod tests {
         }
         assert_eq!(kept_directories(folder.path()).len(), 3);
         assert_eq!(Proof(State::Empty).remove_directory(&folder.path().join("gone")), Ok(None));
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (days, date) in
-            [(0, (1970, 1, 1)), (11_016, (2000, 2, 29)), (19_782, (2024, 2, 29)), (20_453, (2025, 12, 31))]
-        {
-            assert_eq!(civil_date(days), date);
-        }
     }
 }
