@@ -3,16 +3,21 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use hyper::{Method, StatusCode};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use switchyard_control::admin::{Token, TokenReport};
-use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
+use super::http::{Http, Response, is_of_tls};
 use crate::config::{
     ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, default_file, provider, trusted_certificates,
 };
@@ -59,15 +64,18 @@ const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 /// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Timeout of a change: the router queries nodes.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Timeout of the probe for another service at the address.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connection settings of a router's admin port.
 pub(crate) struct AdminClient {
-    agent: ureq::Agent,
+    http: Http,
     /// Scheme, host and port.
     base: String,
-    endpoint: Endpoint,
+    timeout: Duration,
     token: Option<String>,
     /// Print responses unchanged.
     json: bool,
@@ -80,31 +88,26 @@ struct Refusal {
 
 impl AdminFlags {
     /// Builds the TLS settings: trusted authorities and the client certificate.
-    fn tls(&self) -> anyhow::Result<TlsConfig> {
+    fn tls(&self) -> anyhow::Result<Arc<ClientConfig>> {
         let trusted = trusted_certificates(self.admin_ca_file.as_deref())
             .map_err(|why| anyhow!("{why}; --admin-ca-file names the authority of the admin port's certificate"))?;
-        let own = match (&self.admin_cert_file, &self.admin_key_file) {
-            (Some(chain), Some(key)) => {
-                let chain: Vec<_> =
-                    certificates_in(chain).map_err(|why| anyhow!("{why}"))?.iter().map(|c| owned(c)).collect();
-                let bytes = std::fs::read(key).with_context(|| format!("cannot read {}", key.display()))?;
-                let key = PrivateKey::from_pem(&bytes)
-                    .with_context(|| format!("{} has no private key in PEM", key.display()))?;
-                Some(ClientCert::new_with_certs(&chain, key))
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trusted);
+        let tls = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
+        Ok(Arc::new(match (&self.admin_cert_file, &self.admin_key_file) {
+            (Some(chain), Some(file)) => {
+                let chain = certificates_in(chain).map_err(|why| anyhow!("{why}"))?;
+                let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+                let key = PrivateKeyDer::from_pem_slice(&bytes)
+                    .with_context(|| format!("{} has no private key in PEM", file.display()))?;
+                let unusable = || format!("cannot use the client certificate with the key in {}", file.display());
+                tls.with_client_auth_cert(chain, key).with_context(unusable)?
             }
-            _ => None,
-        };
-        let trusted: Vec<_> = trusted.iter().map(|c| owned(c)).collect();
-        Ok(TlsConfig::builder()
-            .unversioned_rustls_crypto_provider(provider())
-            .root_certs(RootCerts::new_with_certs(&trusted))
-            .client_cert(own)
-            .build())
+            _ => tls.with_no_client_auth(),
+        }))
     }
-}
-
-fn owned(der: &[u8]) -> Certificate<'static> {
-    Certificate::from_der(der).to_owned()
 }
 
 impl AdminClient {
@@ -167,70 +170,62 @@ impl AdminClient {
     fn to(
         endpoint: &Endpoint,
         token: Option<&SecretSource>,
-        tls: Option<TlsConfig>,
+        tls: Option<Arc<ClientConfig>>,
         timeout: Duration,
     ) -> anyhow::Result<Self> {
         let token = match token {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
-        let https = tls.is_some();
-        let mut agent =
-            // the router is nearby; do not use a web proxy
-            ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false).proxy(None);
-        if let Some(tls) = tls {
-            agent = agent.tls_config(tls);
-        }
-        let scheme = if https { "https" } else { "http" };
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoint = endpoint.reachable();
-        Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token, json: false })
+        let base = format!("{scheme}://{endpoint}");
+        Ok(Self { http: Http { endpoint, tls }, base, timeout, token, json: false })
     }
 
     /// Gets JSON from a path of the API, or the text of the metrics page.
     pub(crate) fn get(&self, path: &str) -> anyhow::Result<String> {
-        let request = self.agent.get(format!("{}{path}", self.base));
-        self.outcome(self.with_token(request).call())
+        self.send(Method::GET, path, self.token_header(), &[], self.timeout)
     }
 
     /// Like [`AdminClient::get`], including data that requires a token: proves that we may read the router's token.
     pub(super) fn get_all(&self, path: &str) -> anyhow::Result<String> {
-        let request = self.agent.get(format!("{}{path}", self.base));
-        let request = match self.proof("GET", path, &[])? {
-            Some(proof) => request.header("Authorization", proof),
-            None => self.with_token(request),
-        };
-        self.outcome(request.call())
+        let header = self.proof("GET", path, &[])?.or_else(|| self.token_header());
+        self.send(Method::GET, path, header, &[], self.timeout)
     }
 
     /// Posts a change. `path` must be URL-encoded (see [`encoded`]).
     pub(super) fn post(&self, path: &str) -> anyhow::Result<String> {
-        self.change(path, None, &[])
+        self.change(path, &[])
     }
 
     /// Posts JSON to a path of the API, and returns the JSON response.
     pub(super) fn post_json(&self, path: &str, body: &impl Serialize) -> anyhow::Result<String> {
-        self.change(path, Some("application/json"), &serde_json::to_vec(body)?)
+        self.change(path, &serde_json::to_vec(body)?)
     }
 
-    fn change(&self, path: &str, content_type: Option<&str>, body: &[u8]) -> anyhow::Result<String> {
-        let mut request = self.agent.post(format!("{}{path}", self.base));
-        if let Some(content_type) = content_type {
-            request = request.header("Content-Type", content_type);
-        }
-        let request = match self.proof("POST", path, body)? {
-            Some(proof) => request.header("Authorization", proof),
-            None => self.with_token(request),
-        };
-        // A longer timeout, because the router queries nodes.
-        let request = request.config().timeout_global(Some(Duration::from_secs(60))).build();
-        self.outcome(request.send(body))
+    /// Posts a body of JSON, or none.
+    fn change(&self, path: &str, body: &[u8]) -> anyhow::Result<String> {
+        let header = self.proof("POST", path, body)?.or_else(|| self.token_header());
+        self.send(Method::POST, path, header, body, CHANGE_TIMEOUT)
     }
 
-    fn with_token<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
-        match &self.token {
-            Some(token) => request.header("Authorization", format!("Bearer {token}")),
-            None => request,
-        }
+    fn token_header(&self) -> Option<String> {
+        self.token.as_ref().map(|token| format!("Bearer {token}"))
+    }
+
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        authorization: Option<String>,
+        body: &[u8],
+        timeout: Duration,
+    ) -> anyhow::Result<String> {
+        let content_type = (!body.is_empty()).then(|| ("Content-Type", "application/json".to_owned()));
+        let authorization = authorization.map(|value| ("Authorization", value));
+        let headers: Vec<_> = content_type.into_iter().chain(authorization).collect();
+        self.outcome(self.http.send(method, path, &headers, body, timeout))
     }
 
     /// Returns the proof that we may read the token created by the router. `None` if another token is configured, or
@@ -249,18 +244,16 @@ impl AdminClient {
                 self.base
             )
         })?;
-        let to = self.endpoint.resolve().map_err(|why| anyhow!("--admin: {why}"))?;
+        let to = self.http.endpoint.resolve().map_err(|why| anyhow!("--admin: {why}"))?;
         Ok(Some(token.prove(to, method, path, body).context("cannot use the token of the admin port")?))
     }
 
-    fn outcome(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> anyhow::Result<String> {
+    fn outcome(&self, response: anyhow::Result<Response>) -> anyhow::Result<String> {
         let base = &self.base;
-        let mut response = answer.map_err(|error| {
-            let of_tls = matches!(&error, ureq::Error::Rustls(_))
-                || matches!(&error, ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()));
-            if of_tls {
+        let (status, body) = response.map_err(|error| {
+            if is_of_tls(&error) {
                 return anyhow!(
-                    "no TLS connection to {base}: {error}; --admin-ca-file names the trusted authorities, --admin-cert-file and \
+                    "no TLS connection to {base}: {error:#}; --admin-ca-file names the trusted authorities, --admin-cert-file and \
                      --admin-key-file name the client certificate, if it requires one"
                 );
             }
@@ -271,20 +264,18 @@ impl AdminClient {
                 );
             }
             anyhow!(
-                "no router answers on {base}: {error}; is `switchyard serve` running? Give another admin address with \
+                "no router answers on {base}: {error:#}; is `switchyard serve` running? Give another admin address with \
                  --admin HOST:PORT (https://HOST:PORT if it uses HTTPS) or -c FILE"
             )
         })?;
-        let status = response.status();
-        let body =
-            response.body_mut().read_to_string().with_context(|| format!("the response of {base} is incomplete"))?;
+        let body = body.with_context(|| format!("the response of {base} is incomplete"))?;
         if status.is_success() {
             return Ok(body);
         }
         let Ok(Refusal { error }) = serde_json::from_str::<Refusal>(&body) else {
             bail!("{base} answered {status}: {}", body.trim_end());
         };
-        if status == ureq::http::StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED {
             bail!("{error}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("{}", error.trim_end());
@@ -293,7 +284,7 @@ impl AdminClient {
     /// Whether the service at the address replies like a Redis server.
     fn speaks_resp(&self) -> bool {
         let ask = || -> std::io::Result<u8> {
-            let address = self.endpoint.resolve().map_err(std::io::Error::other)?;
+            let address = self.http.endpoint.resolve().map_err(std::io::Error::other)?;
             let mut stream = TcpStream::connect_timeout(&address, PROBE_TIMEOUT)?;
             stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
             stream.write_all(b"PING\r\n")?;

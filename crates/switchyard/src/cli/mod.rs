@@ -12,6 +12,7 @@ mod flags;
 mod hash_password;
 mod hot_copies;
 mod hot_keys;
+mod http;
 mod known_fleet;
 mod live;
 mod map;
