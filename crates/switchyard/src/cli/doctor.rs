@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use switchyard_control::admin::{LimitedReport, LinkReport, MisplacedReport, NodesReport};
 use switchyard_control::autoscale::{default_directory, former_directory, kept_directories};
@@ -67,20 +66,6 @@ fn sample_time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| format!("must be a time up to 10m: {TIME_FORM}"))
 }
 
-/// Shows a progress indicator during the sample.
-fn sampling(time: Duration) -> ProgressBar {
-    let what = format!("inspecting real commands for {}", describe_time(time));
-    let bar = ProgressBar::new_spinner().with_message(what.clone());
-    if bar.is_hidden() {
-        eprintln!("{what}");
-    }
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
-}
-
 #[derive(Serialize)]
 struct Report<'a> {
     nodes: usize,
@@ -92,9 +77,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?.require_resolved()?;
     let mut findings = find(&resolved, &config, &fleet);
-    let bar = arguments.sample.map(sampling);
+    if let Some(time) = arguments.sample {
+        eprintln!("inspecting real commands for {}", describe_time(time));
+    }
     findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));
-    bar.iter().for_each(ProgressBar::finish_and_clear);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };

@@ -1,11 +1,12 @@
-//! Display of a running load: bars on a terminal, otherwise a line per second.
+//! Display of a running load: a bar on a terminal, otherwise a line per second.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use switchyard_bench::load::Tally;
 use switchyard_bench::numbers::{millis, thousands};
+
+use super::live_lines::{LiveLines, bar};
 
 /// Redraw interval on a terminal: often enough to look alive, but each snapshot slows the load a little.
 const REDRAW: Duration = Duration::from_millis(250);
@@ -14,25 +15,18 @@ const LINE: Duration = Duration::from_secs(1);
 
 pub(super) struct Live {
     duration: Duration,
-    bars: Option<Bars>,
-}
-
-struct Bars {
-    all: MultiProgress,
-    time: ProgressBar,
-    numbers: ProgressBar,
+    lines: Option<LiveLines>,
 }
 
 impl Live {
     /// Starts the display of a load with this duration.
     pub(super) fn start(duration: Duration) -> Self {
-        let bars = std::io::stdout().is_terminal().then(|| Bars::new(duration));
-        Self { duration, bars }
+        Self { duration, lines: LiveLines::on_terminal() }
     }
 
     /// Interval between calls of [`Self::update`].
     pub(super) fn period(&self) -> Duration {
-        if self.bars.is_some() { REDRAW } else { LINE }
+        if self.lines.is_some() { REDRAW } else { LINE }
     }
 
     /// Shows the counts of the last `period`, `elapsed` after the start.
@@ -46,10 +40,20 @@ impl Live {
             thousands(total.errors + total.unanswered),
             thousands(total.wrong),
         );
-        match &self.bars {
-            Some(bars) => {
-                bars.time.set_position(elapsed.as_millis() as u64);
-                bars.numbers.set_message(numbers);
+        match &mut self.lines {
+            Some(lines) => {
+                let fraction = elapsed.as_secs_f64() / self.duration.as_secs_f64();
+                let seconds = elapsed.as_secs();
+                lines.show(vec![
+                    format!(
+                        "load       {}:{:02} {} {:.0}%",
+                        seconds / 60,
+                        seconds % 60,
+                        bar(fraction),
+                        fraction * 100.0
+                    ),
+                    format!("           {numbers}"),
+                ]);
             }
             None => {
                 // A closed pipe must not end the load.
@@ -63,28 +67,10 @@ impl Live {
         }
     }
 
-    /// Removes the bars, before the result is printed.
+    /// Removes the bar, before the result is printed.
     pub(super) fn finish(self) {
-        if let Some(bars) = self.bars {
-            bars.time.finish_and_clear();
-            bars.numbers.finish_and_clear();
-            let _ = bars.all.clear(); // fails only if the terminal is gone
+        if let Some(mut lines) = self.lines {
+            lines.clear();
         }
-    }
-}
-
-impl Bars {
-    fn new(duration: Duration) -> Self {
-        let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
-        let style = |template: &str| {
-            ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar())
-                .progress_chars("=> ")
-        };
-        let time = all.add(ProgressBar::new(duration.as_millis() as u64));
-        time.set_style(style("load       {elapsed_precise} [{bar:40}] {percent}%"));
-        let numbers = all.add(ProgressBar::new_spinner());
-        numbers.set_style(style("           {msg}"));
-        Self { all, time, numbers }
     }
 }

@@ -15,6 +15,7 @@ mod hot_keys;
 mod http;
 mod known_fleet;
 mod live;
+mod live_lines;
 mod map;
 mod move_slots;
 mod moves;

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
 use switchyard_bench::interrupt;
@@ -19,6 +18,7 @@ use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_ra
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
+use super::live_lines::{LiveLines, bar};
 use super::table::{count, number, table, text};
 
 /// Show and control moves: list, watch, pause, resume, abort, goal, rate
@@ -310,7 +310,7 @@ const ROUTER_RETURN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Shows the progress of moves until they end: of `ids`, or of all moves in progress.
 pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Result<(), Failure> {
-    let mut bars = (!json && std::io::stdout().is_terminal()).then(Bars::default);
+    let mut live = LiveLines::on_terminal().filter(|_| !json);
     let mut watched: Option<Vec<u64>> = ids.map(<[u64]>::to_vec);
     let mut said = BTreeMap::new();
     let mut away_since = None;
@@ -349,15 +349,12 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
         let watched = watched.get_or_insert_with(|| report.moves.iter().map(|m| m.id).collect());
         let all = report.moves.iter().chain(&report.ended);
         let shown: Vec<&MoveReport> = all.filter(|m| watched.contains(&m.id)).collect();
-        match &mut bars {
-            Some(bars) => bars.show(&shown),
+        match &mut live {
+            Some(live) => live.show(bars(&shown)),
             None if json => {}
             None => lines(&shown, &mut said),
         }
         if report.moves.iter().all(|m| !watched.contains(&m.id)) {
-            if let Some(bars) = bars {
-                bars.finish();
-            }
             if json {
                 println!("{}", body.trim_end());
             }
@@ -480,41 +477,12 @@ fn lines(shown: &[&MoveReport], said: &mut BTreeMap<u64, String>) {
 }
 
 /// Two lines per move: a bar, and numbers.
-#[derive(Default)]
-struct Bars {
-    all: Option<MultiProgress>,
-    by_move: BTreeMap<u64, (ProgressBar, ProgressBar)>,
-}
-
-impl Bars {
-    fn show(&mut self, shown: &[&MoveReport]) {
-        let all = self.all.get_or_insert_with(|| MultiProgress::with_draw_target(ProgressDrawTarget::stdout()));
-        for report in shown {
-            let (bar, line) = self.by_move.entry(report.id).or_insert_with(|| {
-                let style = |template: &str| {
-                    ProgressStyle::with_template(template)
-                        .unwrap_or_else(|_| ProgressStyle::default_bar())
-                        .progress_chars("=> ")
-                };
-                let bar = all.add(ProgressBar::new(1000));
-                bar.set_style(style("{prefix} [{bar:40}] {percent}% {msg}"));
-                bar.set_prefix(format!("move {} {} -> {}", report.id, report.from, report.to));
-                let line = all.add(ProgressBar::new_spinner());
-                line.set_style(style("  {msg}"));
-                (bar, line)
-            });
-            bar.set_position((report.percent * 10.0) as u64);
-            bar.set_message(state(report));
-            line.set_message(numbers(report));
-        }
-    }
-
-    fn finish(self) {
-        for (bar, line) in self.by_move.values() {
-            bar.abandon();
-            line.abandon();
-        }
-    }
+fn bars(shown: &[&MoveReport]) -> Vec<String> {
+    let lines = |report: &&MoveReport| {
+        let (name, bar) = (format!("move {} {} -> {}", report.id, report.from, report.to), bar(report.percent / 100.0));
+        [format!("{name} {bar} {:.0}% {}", report.percent.floor(), state(report)), format!("  {}", numbers(report))]
+    };
+    shown.iter().flat_map(lines).collect()
 }
 
 #[cfg(test)]

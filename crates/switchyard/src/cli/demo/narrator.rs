@@ -1,9 +1,9 @@
 //! Output of the demo: a line for each event, decision and action, and a live line with the current load.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use super::super::live_lines::LiveLines;
 
 /// Redraw interval on a terminal.
 const REDRAW: Duration = Duration::from_millis(250);
@@ -74,37 +74,27 @@ pub(super) struct Line {
 /// Prints the lines.
 pub(super) struct Narrator {
     started: Instant,
-    bar: Option<ProgressBar>,
+    live: Option<LiveLines>,
     is_coloured: bool,
     lines: Vec<Line>,
 }
 
 impl Narrator {
     pub(super) fn start() -> Self {
-        let is_terminal = std::io::stdout().is_terminal();
-        let bar = is_terminal.then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
-            bar.set_style(
-                ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
-            );
-            bar
-        });
-        let is_coloured = is_terminal && std::env::var_os("NO_COLOR").is_none();
-        Self { started: Instant::now(), bar, is_coloured, lines: Vec::new() }
+        let live = LiveLines::on_terminal();
+        let is_coloured = live.is_some() && std::env::var_os("NO_COLOR").is_none();
+        Self { started: Instant::now(), live, is_coloured, lines: Vec::new() }
     }
 
     /// Interval between calls of [`Self::show`].
     pub(super) fn period(&self) -> Duration {
-        if self.bar.is_some() { REDRAW } else { LINE }
+        if self.live.is_some() { REDRAW } else { LINE }
     }
 
     /// Replaces the live line.
     pub(super) fn show(&mut self, numbers: &str) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(numbers.to_owned());
-                bar.tick();
-            }
+        match &mut self.live {
+            Some(live) => live.show(vec![numbers.to_owned()]),
             None => {
                 let line = Line { kind: Kind::Load, head: self.head(Kind::Load), text: numbers.to_owned() };
                 self.print(&line);
@@ -135,9 +125,9 @@ impl Narrator {
     }
 
     /// Removes the live line.
-    pub(super) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+    pub(super) fn finish(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.clear();
         }
     }
 
@@ -153,7 +143,7 @@ impl Narrator {
         }
     }
 
-    fn print(&self, line: &Line) {
+    fn print(&mut self, line: &Line) {
         let Line { kind, head, text } = line;
         let text = match (self.is_coloured, kind) {
             (true, Kind::Act | Kind::Verdict | Kind::Missed | Kind::Load) => {
@@ -162,8 +152,8 @@ impl Narrator {
             (true, Kind::Seen | Kind::Decided | Kind::Done) => format!("{}{head}\x1b[0m{text}", kind.escape()),
             _ => format!("{head}{text}"),
         };
-        match &self.bar {
-            Some(bar) => bar.println(text),
+        match &mut self.live {
+            Some(live) => live.print_above(&text),
             // A closed pipe must not end a load.
             None => drop(writeln!(std::io::stdout(), "{text}")),
         }
