@@ -13,7 +13,7 @@ use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
 
 /// Component that starts these moves. Called by workers, so it must not block.
-pub trait ColocatePort: Send + Sync + fmt::Debug {
+pub trait ColocatePort: Send + Sync {
     /// Accepts a request. The answer may come from any thread.
     fn colocate(&self, request: ColocateRequest);
 }

@@ -27,6 +27,7 @@ mod memory;
 mod metrics;
 mod mover;
 
+mod opaque;
 pub mod open_files;
 mod operator;
 mod ownership;

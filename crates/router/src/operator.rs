@@ -15,7 +15,7 @@ use crate::slab::Handle;
 pub(crate) const COMMANDS_VERSION: u32 = 1;
 
 /// Component that executes operator commands. Called by workers, so it must not block.
-pub trait OperatorPort: Send + Sync + fmt::Debug {
+pub trait OperatorPort: Send + Sync {
     /// Accepts a command. The reply may come from any thread.
     fn take(&self, command: OperatorCommand);
 }

@@ -2,8 +2,6 @@
 //!
 //! Tests compare it with the commands executed by nodes. Without a tap, commands do no extra work.
 
-use std::fmt::Debug;
-
 use switchyard_policy::topology::NodeId;
 
 /// A command with keys that is passed to a connection. No byte of it has been sent yet.
@@ -35,7 +33,7 @@ pub enum Outcome {
 }
 
 /// Observer for [`Router::tap`](crate::Router::tap). Called by workers, so it must be fast.
-pub trait Tap: Debug + Send + Sync {
+pub trait Tap: Send + Sync {
     /// Called when a command is passed to a connection.
     fn sent(&self, command: &SentCommand<'_>);
     /// Called once per command, with its outcome.

@@ -29,7 +29,6 @@ mod spool;
 mod staging;
 mod tails;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +52,7 @@ const REMEMBERED: usize = 64;
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// Services that a mover needs: the journal and the stored topology.
-pub trait Host: Send + Sync + fmt::Debug {
+pub trait Host: Send + Sync {
     /// Makes records durable after all records passed earlier, then calls `done`. Waiting records are written together.
     /// A failed write is retried, in order, without a limit: an error means that the router stops first.
     fn record(&self, records: Vec<Record>, done: Done);
