@@ -20,6 +20,7 @@ is() {
 dpkg --install ./*.deb || fail "dpkg --install"
 is "a version" "switchyard" sh -c 'switchyard --version | cut -d " " -f 1'
 is "not started by the installation" inactive sh -c 'systemctl is-active switchyard || true'
+is "the binary names the file with its debug information" yes sh -c 'grep -a -q "switchyard-.*-linux-.*[.]debug" /usr/bin/switchyard && echo yes'
 systemd-analyze verify /usr/lib/systemd/system/switchyard.service || fail "the unit"
 
 redis-server --port 6379 --save '' --daemonize yes >/dev/null

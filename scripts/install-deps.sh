@@ -46,7 +46,7 @@ need make build-essential "compiles the allocator"
 
 if [ "$task" = package ]; then
     need musl-gcc musl-tools "compiles what is linked statically"
-    need strip binutils "takes out what only a debugger needs"
+    need objcopy binutils "moves what only a debugger needs to a file of its own"
     if has rustup; then
         rustup -q target add "$(uname -m)-unknown-linux-musl"
     fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a tarball and, if dpkg-deb is installed, a .deb from an existing binary.
+# Makes a tarball and, if dpkg-deb is installed, a .deb from an existing binary, and a file with its debug information.
 #
 #   scripts/package.sh BINARY OUT_DIR
 #
@@ -27,22 +27,25 @@ export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Keeps function names for panic messages. Removes debug information, which is most of the size.
-strip --strip-debug -o "$work/switchyard" "$binary"
-
 # Copies the documents of both packages.
 documents() {
     mkdir -p "$1"
     cp -R README.md ARCHITECTURE.md CHANGELOG.md LICENSE docs "$1"
 }
 
+# Debug information and function names are most of the size. The binary names the file that has them: debuggers, and the
+# backtraces of a panic, find it in /usr/lib/debug.
 name=switchyard-$version-linux-$machine
+objcopy --only-keep-debug --compress-debug-sections=zlib "$binary" "$out/$name.debug"
+chmod 644 "$out/$name.debug"
+strip -o "$work/switchyard" "$binary"
+objcopy --add-gnu-debuglink="$out/$name.debug" "$work/switchyard"
 install -D -m 755 "$work/switchyard" "$work/$name/switchyard"
 documents "$work/$name"
 cp packaging/switchyard.service packaging/sysusers.conf packaging/switchyard.toml "$work/$name"
 tar --directory "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" |
     gzip -n "-${PACKAGE_LEVEL-9}" >"$out/$name.tar.gz"
-made=("$name.tar.gz")
+made=("$name.tar.gz" "$name.debug")
 
 if command -v dpkg-deb >/dev/null; then
     case $machine in
