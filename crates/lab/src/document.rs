@@ -18,7 +18,7 @@ pub(crate) fn replace_between_marks(document: &str, name: &str, text: &str) -> R
 
 /// Current date, in UTC.
 pub(crate) fn today() -> String {
-    Timestamp::now().to_zoned(TimeZone::UTC).date().to_string()
+    Timestamp::now().to_zoned_datetime(TimeZone::UTC).date().to_string()
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ fn has_only_logs(directory: &Path) -> bool {
 }
 
 fn free_name(directory: &Path) -> PathBuf {
-    let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
+    let today = Timestamp::now().to_zoned_datetime(TimeZone::UTC).date();
     let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let dated = format!("{name}{KEPT_MARK}{today}");
     let names = std::iter::once(dated.clone()).chain((2..).map(|count| format!("{dated}-{count}")));

@@ -63,11 +63,18 @@ const CRATES: &[CrateRule] = &[
         why: "sim runs policy under a clock and a network of its own; anything real would make its runs impossible to replay",
     },
     CrateRule {
-        name: "switchyard",
+        name: "product",
         only: None,
-        tests_only: &["switchyard-sim"],
+        tests_only: &[],
+        never: &["switchyard-lab", "switchyard-sim", "switchyard"],
+        why: "product is what operators run; what measures it, breaks it and installs its rivals is the lab's",
+    },
+    CrateRule {
+        name: "switchyard",
+        only: Some(&["switchyard-product", "switchyard-router", "tikv-jemallocator"]),
+        tests_only: &[],
         never: &["switchyard-lab"],
-        why: "switchyard is what operators run; what measures it, breaks it and installs its rivals is the lab's",
+        why: "switchyard is only main, because it is optimized for speed, and the product's own code for size",
     },
     CrateRule {
         name: "lab",

@@ -15,10 +15,11 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use switchyard_control::nodes::Endpoint;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use crate::config::Endpoint;
 
 /// Maximum length of a response, in bytes: the service at the address may be a stranger.
 const RESPONSE_MAX: usize = 10 << 20;
@@ -80,12 +81,12 @@ async fn exchange_on(
         let text = body
             .map_err(|error| anyhow!(error))
             .and_then(|body| String::from_utf8(body.to_bytes().into()).context("the text is not UTF-8"));
-        Ok((status, text))
+        anyhow::Ok((status, text))
     };
     // The request reports errors of the connection.
     let transfer = async {
         let _ = connection.await;
-        pending().await
+        pending::<anyhow::Result<Response>>().await
     };
     tokio::select! {
         response = exchange => response,
