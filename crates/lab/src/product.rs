@@ -1,6 +1,7 @@
 //! Finds the measured product: the `switchyard` binary next to this one, or named by a flag.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use switchyard_bench::process::is_executable;
@@ -19,6 +20,20 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
             beside(&own)
         }
     }
+}
+
+/// Fails unless the product's binary has the protocols and policies that are only for comparisons.
+pub fn require_research(switchyard: &Path) -> Result<()> {
+    let output = Command::new(switchyard).args(["move", "--help"]).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {}", switchyard.display()))?;
+    if !String::from_utf8_lossy(&output.stdout).contains("--allow-key-loss") {
+        bail!(
+            "{} has no research modes: build it with `cargo build -p switchyard --features research`, with the same --profile or --release as this \
+             program",
+            switchyard.display()
+        );
+    }
+    Ok(())
 }
 
 /// Returns the product's binary in the folder of `program`. One build puts both there.
@@ -57,5 +72,11 @@ mod tests {
         std::os::unix::fs::symlink("/bin/sh", &path).expect("a program");
         assert_eq!(beside(&folder.path().join("switchyard-lab")).expect("it is there"), path);
         assert_eq!(find(Some(&path)).expect("it is there"), path);
+    }
+
+    #[test]
+    fn a_product_without_research_modes_is_refused_with_the_remedy() {
+        let error = require_research(Path::new("/bin/true")).expect_err("it has no help").to_string();
+        assert!(error.contains("/bin/true") && error.contains("--features research"), "{error}");
     }
 }

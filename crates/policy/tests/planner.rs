@@ -504,13 +504,16 @@ fn each_policy_of_the_paper_follows_its_description() {
     let load = |id: u16| keys.iter().filter(|key| key.at == NodeId(id)).map(KeyAt::load).sum::<f64>();
     let nodes = (0..3).map(|id| node(id, load(id))).collect();
     let problem = |policy| Problem { nodes, slots: Vec::new(), keys: keys.clone(), knobs: Knobs { policy, ..knobs() } };
-    let problem = problem(Policy::MakrisPrinted);
+    let problem = problem(Policy::Switchyard);
     let of = |policy| solve(&Problem { knobs: Knobs { policy, ..knobs() }, ..problem.clone() }, &Previous::default());
-    let printed = of(Policy::MakrisPrinted);
-    assert_eq!(
-        (printed.steps.len(), &printed.steps[0].what),
-        (1, &StepSubject::Key { key: b"k00"[..].into(), slot: Slot::FIRST, is_cold: false })
-    );
+    #[cfg(feature = "research")]
+    {
+        let printed = of(Policy::MakrisPrinted);
+        assert_eq!(
+            (printed.steps.len(), &printed.steps[0].what),
+            (1, &StepSubject::Key { key: b"k00"[..].into(), slot: Slot::FIRST, is_cold: false })
+        );
+    }
     for policy in [Policy::MakrisFfd, Policy::MakrisSafe, Policy::Switchyard] {
         let plan = of(policy);
         assert_eq!(plan.verdict, Verdict::Relieved, "{policy:?}");

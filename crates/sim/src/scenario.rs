@@ -249,6 +249,9 @@ impl Scenario {
                 "netmigrate" => (&mut scenario.netmigrate, 1000),
                 "fulva" => (&mut scenario.fulva, 1000),
                 "bloom" => (&mut scenario.bloom, 1000),
+                "paper" | "exact" if !cfg!(feature = "research") => {
+                    return Err(error(format!("{name} is only in builds with the cargo feature `research`")));
+                }
                 "paper" => (&mut scenario.paper, 1000),
                 "exact" => (&mut scenario.exact, 1000),
                 "only" => (&mut scenario.only, 4),

@@ -431,8 +431,17 @@ fn the_admin_token_is_required_and_found() {
 
 /// Posts as a script of another user of this machine would.
 fn post(admin: SocketAddr, path: &str, more: &str) -> String {
+    post_body(admin, path, more, "")
+}
+
+fn post_body(admin: SocketAddr, path: &str, more: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(admin).expect("a connection");
-    write!(stream, "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Length: 0\r\n{more}\r\n").expect("sent");
+    let length = body.len();
+    write!(
+        stream,
+        "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n{body}"
+    )
+    .expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -489,6 +498,43 @@ fn changes_need_the_token_and_the_command_line_finds_it() {
     serve.reload(&node(7001));
     let (code, _, err) = abort();
     assert!(code == 1 && err.contains("there is no move 1"), "{err}");
+    assert_eq!(serve.stop(), 0);
+}
+
+/// Needs a binary without the feature `research`, with which most tests run.
+#[cfg(not(feature = "research"))]
+#[test]
+fn the_product_offers_no_research_modes() {
+    for command in [&["move"][..], &["balance"], &["nodes", "drain"], &["nodes", "add"], &["plan"]] {
+        let (code, out, _) = run(&[command, &["--help"]].concat());
+        assert_eq!(code, 0);
+        let out = out.to_lowercase();
+        for word in ["paper", "--mode", "tracker", "key-loss", "stop-and-copy", "bloom", "makris-printed"] {
+            assert!(!out.contains(word), "{command:?} offers {word}:\n{out}");
+        }
+    }
+    let (code, out, _) = run(&["check-config", "--example"]);
+    assert!(code == 0 && out.contains("makris-safe") && !out.contains("makris-printed"), "{out}");
+    let (code, _, err) = run(&["move", "--from", "a:1", "--to", "b:1", "--all", "--allow-key-loss"]);
+    assert!(code == 2 && err.contains("unexpected argument '--allow-key-loss'"), "{err}");
+
+    let serve = Serve::start(&node(7001));
+    let token = std::fs::read_to_string(serve.dir.path().join("state/admin-token")).expect("the token");
+    let bearer = format!("Authorization: Bearer {}\r\n", token.trim());
+    for options in [
+        r#""protocol":"netmigrate","paper":{},"allow_key_loss":true"#,
+        r#""protocol":"bloom""#,
+        r#""protocol":"stop-and-copy""#,
+        r#""allow_key_loss":true"#,
+    ] {
+        let body = format!(r#"{{"from":"127.0.0.1:7001","to":"127.0.0.1:7002","all":true,{options}}}"#);
+        let refused = post_body(serve.admin, "/api/v1/moves", &bearer, &body);
+        assert!(refused.starts_with("HTTP/1.0 400") && refused.contains("--features research"), "{options}: {refused}");
+    }
+    let config = serve.dir.path().join("policy.toml");
+    std::fs::write(&config, format!("[planner]\npolicy = \"makris-printed\"\n{}", node(7001))).expect("writing");
+    let (code, _, err) = run(&["check-config", "-c", &config.display().to_string()]);
+    assert!(code == 2 && err.contains("\"makris-printed\" is not switchyard, makris-ffd or makris-safe"), "{err}");
     assert_eq!(serve.stop(), 0);
 }
 

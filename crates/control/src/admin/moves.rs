@@ -346,7 +346,7 @@ pub struct MoveOptionsRequest {
     /// `switchyard`, or a protocol for comparison.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
-    /// Options of a published protocol.
+    /// Options of a published protocol. Refused without the feature `research`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paper: Option<Box<PaperRequest>>,
     /// Proceed although clients use the nodes directly.
@@ -355,7 +355,7 @@ pub struct MoveOptionsRequest {
     /// Remove keys found at a target in slots that it does not own, regardless of their origin.
     #[serde(default)]
     pub purge_target: bool,
-    /// Proceed with a protocol that loses keys if a node restarts during the move.
+    /// Proceed with a protocol that loses keys. Refused without the feature `research`.
     #[serde(default)]
     pub allow_key_loss: bool,
 }
@@ -657,7 +657,7 @@ pub struct MoveReport {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     /// Current activity, or the reason for the end.
     pub activity: String,
-    /// Protocol: `switchyard`, `stop-and-copy`.
+    /// Protocol, `switchyard` for example.
     pub protocol: String,
     /// Durability: `memory`, `aof`, `replica`.
     pub durability: String,

@@ -5,20 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
-use switchyard_policy::migration::published::Paper;
-use switchyard_policy::migration::tracker::Kind;
-use switchyard_policy::migration::{Durability, Goal, MoveOptions, MoveOrder, Protocol, Record};
+use switchyard_policy::migration::{Goal, MoveOptions, MoveOrder, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
 use switchyard_router::{Router, UserRequest};
 
 use super::Moves;
 use super::colocate::ColocationEvent;
-use super::messages::{DURABILITIES, keyword_of, parse_keyword};
+use super::messages::{DURABILITIES, NO_RESEARCH, parse_keyword};
 use super::options::Options;
+use super::published;
 use super::queue::Planned;
 use crate::admin::{
-    MoveOptionsRequest, MovesReport, OperationError, PaperRequest, PlanReport, PlannedReport, SteerRequest, conflict,
-    invalid,
+    MoveOptionsRequest, MovesReport, OperationError, PlanReport, PlannedReport, SteerRequest, conflict, invalid,
 };
 use crate::nodes::check::{RouterIdentity, TIMEOUT, check_node};
 use crate::nodes::fit::is_older;
@@ -27,72 +25,15 @@ use crate::operator::text_of;
 /// Timeout for the journal to record a move.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
-/// Maximum number of groups of a published protocol: their keys are listed by group before any group starts. The higher
-/// limit applies if each key is a group, because that costs only bits.
-const GROUPS_MAX: u32 = 1 << 20;
-const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
-
-/// Maximum number of filter bits per group.
-const BITS_MAX: u8 = 64;
-
-/// Returns the options of a published protocol, if requested.
-fn paper(request: &MoveOptionsRequest, protocol: Protocol) -> Result<Option<Paper>, OperationError> {
-    let Some(asked) = &request.paper else {
-        if protocol == Protocol::Bloom {
-            return Err(invalid(
-                "bloom is available only as published (--mode paper); its correct form is the default protocol",
-            ));
-        }
-        return Ok(None);
-    };
-    let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
-    let name = keyword_of(&Protocol::ALL, protocol);
-    let published = Paper::of(protocol).ok_or_else(|| {
-        invalid(format!("{name} has no mode paper: only netmigrate, rocksteady, fulva and bloom have"))
-    })?;
-    if !request.allow_key_loss {
-        return Err(invalid(format!(
-            "{name} as published loses writes and returns stale values, so it is only for comparisons: omit --mode paper, or permit the loss of keys \
-             (--allow-key-loss)"
-        )));
+/// Returns the protocol of a request, or the configured one.
+fn protocol(request: &MoveOptionsRequest, configured: Protocol) -> Result<Protocol, OperationError> {
+    let Some(word) = &request.protocol else { return Ok(configured) };
+    let (offered, research): (Vec<_>, Vec<_>) =
+        Protocol::ALL.into_iter().partition(|(protocol, _)| protocol.is_offered());
+    if research.iter().any(|(_, name)| name == word) {
+        return Err(invalid(format!("protocol {word} loses keys, and {NO_RESEARCH}")));
     }
-    let without_effect =
-        |what: &str, why: &str| Err(invalid(format!("{what} has no effect on {name} as published: {why}")));
-    if request.durability.is_some() {
-        return without_effect("durability", "it does not wait for its writes");
-    }
-    if *no_forwarding && protocol != Protocol::Bloom {
-        return without_effect("no-forwarding", "it selects the other variant of bloom");
-    }
-    let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
-    let chosen = tracker
-        .as_ref()
-        .map(|kind| parse_keyword(&kinds, kind))
-        .transpose()
-        .map_err(|error| invalid(format!("tracker: {error}")))?;
-    let tracker = chosen.unwrap_or(published.tracker);
-    if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
-        return without_effect("a tracker", "everything counts as moved from the start");
-    }
-    if protocol == Protocol::Fulva && tracker == Kind::Adaptive {
-        return without_effect("tracker adaptive", "it cannot detect errors of a tracker");
-    }
-    if protocol == Protocol::Bloom && tracker == Kind::BloomAndCounting {
-        return without_effect("tracker bloom+counting", "it does not track keys in transit");
-    }
-    if bits.is_some() && tracker == Kind::Exact {
-        return without_effect("bits", "an exact tracker has no filter");
-    }
-    let (groups, most) =
-        (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
-    if !(1..=most).contains(&groups) {
-        return Err(invalid(format!("groups: {groups} is not between 1 and {most}")));
-    }
-    let bits = bits.unwrap_or(published.bits);
-    if !(1..=BITS_MAX).contains(&bits) {
-        return Err(invalid(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
-    }
-    Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
+    parse_keyword(&offered, word).map_err(|error| invalid(format!("protocol: {error}")))
 }
 
 impl Moves {
@@ -126,28 +67,12 @@ impl Moves {
             goal: chosen("goal", &Goal::ALL, request.goal.as_ref(), config.goal)?,
             max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
             durability: chosen("durability", &DURABILITIES, request.durability.as_ref(), config.durability)?,
-            protocol: chosen("protocol", &Protocol::ALL, request.protocol.as_ref(), config.protocol)?,
+            protocol: protocol(request, config.protocol)?,
             direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
             paper: None,
         };
-        let how = MoveOptions { paper: paper(request, how.protocol)?, ..how };
-        if how.protocol == Protocol::StopAndCopy {
-            // MIGRATE removes each key at the source before anything is recorded or stored.
-            if how.durability != Durability::Memory {
-                return Err(invalid(format!(
-                    "stop-and-copy does not support durability {}: request durability memory, or use the default protocol",
-                    keyword_of(&DURABILITIES, how.durability)
-                )));
-            }
-            if !request.allow_key_loss {
-                return Err(invalid(
-                    "stop-and-copy loses keys if a node restarts during the move, so it is only for comparisons: use the default protocol, \
-                     or permit the loss of keys (--allow-key-loss)",
-                ));
-            }
-        }
-        Ok(how)
+        Ok(MoveOptions { paper: published::paper(request, &how)?, ..how })
     }
 
     /// Changes a move that has not ended.

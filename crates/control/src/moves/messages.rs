@@ -6,6 +6,10 @@ use switchyard_policy::migration::Durability;
 pub const DURABILITIES: [(Durability, &str); 3] =
     [(Durability::Memory, "memory"), (Durability::Aof, "aof"), (Durability::Replica, "replica")];
 
+/// Error for a protocol that loses keys, in a build without the feature `research`.
+pub(crate) const NO_RESEARCH: &str =
+    "this build has no research modes: use a router built with `cargo build -p switchyard --features research`";
+
 /// Parses a name. The error lists all names.
 pub fn parse_keyword<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);

@@ -14,9 +14,13 @@ mod host;
 mod messages;
 mod misplaced;
 mod options;
+#[cfg(feature = "research")]
+mod published;
 mod queue;
 mod report;
 mod resume;
+#[cfg(not(feature = "research"))]
+mod unpublished;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,6 +43,8 @@ use self::ended::{ENDED, EndedMove};
 pub(crate) use self::misplaced::MisplacedKeys;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{MoverSettings, Planned, State, Steering};
+#[cfg(not(feature = "research"))]
+use self::unpublished as published;
 
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
@@ -46,6 +52,7 @@ use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, save_json};
 
+pub(crate) use messages::NO_RESEARCH;
 pub use messages::{DURABILITIES, keyword_of, parse_keyword};
 
 /// Store document of ended moves.

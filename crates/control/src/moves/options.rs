@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Side};
 use switchyard_router::{MoveProgress, MoveTotals};
 
 use super::messages::keyword_of;
+use super::published::PaperOptions;
 use super::queue::{Planned, Steering};
 use crate::admin::Abandon;
 
@@ -49,27 +48,6 @@ pub(super) struct Options {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 const fn is_one(databases: &u32) -> bool {
     *databases <= 1
-}
-
-/// Options of a published protocol.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct PaperOptions {
-    tracker: String,
-    groups: u32,
-    at_once: u8,
-    bits: u8,
-    forwards: bool,
-}
-
-impl PaperOptions {
-    fn of(Paper { tracker, groups, at_once, bits, forwards }: Paper) -> Self {
-        Self { tracker: tracker.name().to_owned(), groups, at_once, bits, forwards }
-    }
-
-    fn paper(&self) -> Paper {
-        let Self { ref tracker, groups, at_once, bits, forwards } = *self;
-        Paper { tracker: Kind::named(tracker).unwrap_or(Kind::Exact), groups, at_once, bits, forwards }
-    }
 }
 
 /// Field names in the document.
@@ -127,8 +105,8 @@ impl Options {
         Self { aborting: true, ..self }
     }
 
-    /// Combines the options with an open move of the journal.
-    pub(super) fn planned(self, found: OpenMove) -> Planned {
+    /// Combines the options with an open move of the journal. Fails if this build does not have its protocol.
+    pub(super) fn planned(self, found: OpenMove) -> Result<Planned, &'static str> {
         let how = MoveOptions {
             protocol: found.protocol,
             durability: found.durability,
@@ -136,7 +114,7 @@ impl Options {
             max_rate: self.max_rate,
             purge_target: self.purge_target,
             direct_clients: self.direct_clients,
-            paper: self.paper.as_ref().map(PaperOptions::paper),
+            paper: self.paper.as_ref().map(PaperOptions::paper).transpose()?,
         };
         let cause = match () {
             () if self.is_planned => Cause::Planned,
@@ -146,7 +124,7 @@ impl Options {
         let OpenMove { source, target, .. } = found;
         let order = MoveOrder { source, target, slots: found.slots.clone(), keys: found.keys.clone(), how, cause };
         let steering = Steering { paused: self.paused, aborting: self.aborting, give_up: self.give_up.map(Side::from) };
-        Planned {
+        Ok(Planned {
             steering,
             so_far: self.so_far,
             databases: self.databases,
@@ -154,15 +132,43 @@ impl Options {
             left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64) * u64::from(self.databases.max(1)),
             resume: Some(found),
             ..Planned::new(order)
-        }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use switchyard_policy::migration::Protocol;
     use switchyard_policy::topology::NodeId;
 
     use super::*;
+
+    fn found(MoveOptions { protocol, durability, .. }: MoveOptions) -> OpenMove {
+        OpenMove {
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: Vec::new(),
+            protocol,
+            durability,
+            keys: None,
+            handed_over: Vec::new(),
+            leg: None,
+            next_leg: 0,
+        }
+    }
+
+    #[test]
+    fn moves_as_published_resume_only_in_builds_that_have_them() {
+        let text = r#"{"goal":"fast","max_rate":null,"purge_target":false,"paused":false,
+            "paper":{"tracker":"bloom","groups":8,"at_once":4,"bits":20,"forwards":true}}"#;
+        let read: Options = serde_json::from_str(text).expect("every build reads it");
+        let resumed = read.planned(found(MoveOptions { protocol: Protocol::Bloom, ..MoveOptions::default() }));
+        if cfg!(feature = "research") {
+            assert!(resumed.expect("it has the protocol").order.how.paper.is_some());
+        } else {
+            assert!(resumed.expect_err("the protocol is missing").contains("--features research"));
+        }
+    }
 
     #[test]
     fn moves_resume_with_their_options() {
@@ -194,18 +200,7 @@ mod tests {
             "as earlier versions have it"
         );
         let read: Options = serde_json::from_str(&text).expect("its own");
-        let found = OpenMove {
-            source,
-            target,
-            slots: Vec::new(),
-            protocol: how.protocol,
-            durability: how.durability,
-            keys: None,
-            handed_over: Vec::new(),
-            leg: None,
-            next_leg: 0,
-        };
-        let planned = read.clone().planned(found);
+        let planned = read.clone().planned(found(how)).expect("every build has it");
         assert_eq!((&planned.order, &read), (&order, &Options::of(&planned)));
     }
 }

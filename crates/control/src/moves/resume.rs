@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::record::{OpenMove, Replay};
 use switchyard_policy::topology::{MoveId, Slot, Stage, Transit};
@@ -147,7 +147,10 @@ fn restore_moves(
             found.slots.len(),
             if found.leg.is_some() { ", and a leg is open" } else { "" },
         );
-        open.insert(id, options.remove(&id.0).unwrap_or_default().planned(found));
+        let planned = options.remove(&id.0).unwrap_or_default().planned(found).map_err(|why| {
+            anyhow!("move {} is in progress with a protocol as published, and {why}. It must end there", id.0)
+        })?;
+        open.insert(id, planned);
     }
     Ok(open)
 }

@@ -15,6 +15,7 @@ use crate::admin::{
     Abandon, AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder,
     HotKeysReport, MoveOptionsRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
+use crate::moves::NO_RESEARCH;
 
 /// Starts the thread that executes `SWITCHYARD` commands.
 ///
@@ -292,6 +293,11 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
+            "MODE" | "TRACKER" | "GROUPS" | "BITS" | "NO-FORWARDING" | "ALLOW-KEY-LOSS"
+                if !cfg!(feature = "research") =>
+            {
+                return Err(NO_RESEARCH.to_owned());
+            }
             "MODE" => match &*value?.to_ascii_lowercase() {
                 "safe" => how.paper = None,
                 "paper" => how.paper = Some(Box::default()),
@@ -426,12 +432,24 @@ mod tests {
     }
 
     #[test]
+    fn options_of_research_modes_need_a_build_that_has_them() {
+        for words in [&["MOVE", "FROM", "a:1", "TO", "b:1", "ALLOW-KEY-LOSS"][..], &["BALANCE", "MODE", "paper"]] {
+            let parsed = parse(words);
+            if cfg!(feature = "research") {
+                assert!(parsed.is_ok(), "{words:?}: {parsed:?}");
+            } else {
+                assert!(parsed.is_err_and(|why| why.contains("--features research")), "{words:?}");
+            }
+        }
+    }
+
+    #[test]
     fn arguments_are_the_same_as_on_the_command_line() {
-        let words = "move --from a:1 TO b:1 slots 0-5 --goal Fast MAX-RATE 10mb --purge-target allow-key-loss";
+        let words = "move --from a:1 TO b:1 slots 0-5 --goal Fast MAX-RATE 10mb --purge-target";
         let Ok(Operation::Move(request)) = parse(&words.split(' ').collect::<Vec<_>>()) else { panic!("a move") };
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
-        assert!(request.how.purge_target && request.how.allow_key_loss && !request.all);
+        assert!(request.how.purge_target && !request.all);
         let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else {
             panic!("a move")
         };

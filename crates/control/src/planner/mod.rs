@@ -94,8 +94,9 @@ impl Mode {
 }
 
 /// All policies, with their names in the configuration.
-pub const POLICIES: [(Policy, &str); 4] = [
+pub const POLICIES: &[(Policy, &str)] = &[
     (Policy::Switchyard, "switchyard"),
+    #[cfg(feature = "research")]
     (Policy::MakrisPrinted, "makris-printed"),
     (Policy::MakrisFfd, "makris-ffd"),
     (Policy::MakrisSafe, "makris-safe"),

@@ -87,6 +87,13 @@ struct Shared {
 }
 
 impl Shared {
+    /// Like `conduct`, for experiments with protocols or policies that only research builds have.
+    fn research(&self, stop: Arc<AtomicBool>) -> anyhow::Result<Conduct> {
+        let conduct = self.conduct(stop)?;
+        product::require_research(&conduct.switchyard)?;
+        Ok(conduct)
+    }
+
     fn conduct(&self, stop: Arc<AtomicBool>) -> anyhow::Result<Conduct> {
         Ok(Conduct {
             switchyard: product::find(self.switchyard.as_deref())?,
@@ -354,14 +361,14 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     match &arguments.what {
         What::Netmigrate(of) => netmigrate::run(&of.settings(stop)?),
         What::Tuning(of) => tuning::run(&tuning::Settings {
-            conduct: of.shared.conduct(stop)?,
+            conduct: of.shared.research(stop)?,
             load: of.load.load(),
             writes_percent: of.writes,
             source_cpu: of.source_cpu.0,
             target_cpu: of.target_cpu.0,
         }),
         What::Makris(of) => makris::run(&makris::Settings {
-            conduct: of.shared.conduct(stop)?,
+            conduct: of.shared.research(stop)?,
             cpu: of.cpu,
             connections: of.connections as usize,
             loads: of.loads.iter().map(|load| f64::from(*load)).collect(),
@@ -392,7 +399,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");
             let (keys, queries) = if of.quick { (50_000, 75_000) } else { (500_000, 750_000) };
             bloom::run(&bloom::Settings {
-                conduct: of.shared.conduct(stop)?,
+                conduct: of.shared.research(stop)?,
                 scale: Scale {
                     keys: of.keys.unwrap_or(keys),
                     value: 2000,
@@ -418,8 +425,10 @@ impl Netmigrate {
         if source_cpu.is_empty() {
             source_cpu = if quick { vec![Some(0.5), Some(0.2)] } else { vec![Some(0.5), Some(0.35), Some(0.2)] };
         }
+        let is_safe = |way: &String| WAYS.iter().any(|known| known.name == way && !known.loses_keys());
+        let only_safe = !self.only.is_empty() && self.only.iter().all(is_safe);
         Ok(netmigrate::Settings {
-            conduct: self.shared.conduct(stop)?,
+            conduct: if only_safe { self.shared.conduct(stop)? } else { self.shared.research(stop)? },
             load: self.load.load(),
             writes,
             source_cpu,

@@ -13,6 +13,14 @@ pub struct Way {
     pub published: Option<Row>,
 }
 
+impl Way {
+    /// Whether the router needs the feature `research` for it.
+    #[must_use]
+    pub fn loses_keys(&self) -> bool {
+        self.flags.contains(&"--allow-key-loss")
+    }
+}
+
 const fn way(name: &'static str, flags: &'static [&'static str], published: Option<Row>) -> Way {
     Way { name, flags, published }
 }

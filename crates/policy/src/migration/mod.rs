@@ -37,12 +37,15 @@ pub mod life;
 mod order;
 pub mod pace;
 mod precopy;
+#[cfg(feature = "research")]
 pub mod published;
 pub mod record;
 mod rocksteady;
 pub mod staging;
 mod stop_and_copy;
 pub mod tracker;
+#[cfg(not(feature = "research"))]
+pub mod unpublished;
 mod view;
 
 use std::collections::BTreeSet;
@@ -63,6 +66,8 @@ pub use pace::Pacer;
 pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
+#[cfg(not(feature = "research"))]
+pub use unpublished as published;
 pub use view::{Committed, Decision, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
 /// A key's name, which is the unit of a move and stands for all databases. Commands that touch several databases
@@ -150,6 +155,18 @@ impl Protocol {
         (Self::Fulva, "fulva"),
         (Self::Bloom, "bloom"),
     ];
+
+    /// Whether a build offers the protocol for new moves. Without the feature `research` it offers none that loses keys:
+    /// stop-and-copy if a node restarts, and bloom. It continues moves that another build started with stop-and-copy.
+    #[must_use]
+    pub const fn is_offered(self) -> bool {
+        cfg!(feature = "research") || !matches!(self, Self::StopAndCopy | Self::Bloom)
+    }
+
+    /// Returns the names of the protocols that a build offers.
+    pub fn offered() -> impl Iterator<Item = &'static str> {
+        Self::ALL.into_iter().filter(|(protocol, _)| protocol.is_offered()).map(|(_, name)| name)
+    }
 
     /// Whether all slots of a move form one leg, and so change owner together.
     #[must_use]

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::injected::{Bug, InjectedBug};
-use super::published::{Rules, Way};
+use super::published::Rules;
 use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
 use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
@@ -81,6 +81,19 @@ pub enum Place {
     At(Side),
     /// No side, until the key is committed.
     Uncommitted,
+}
+
+/// Destination of a command for a key, by a protocol as published.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// The source.
+    Source,
+    /// The target.
+    Target,
+    /// Both, for a read: the target's reply if it has the key, otherwise the source's.
+    Both,
+    /// The target, for a read. A key that it lacks is fetched, and the read is sent again.
+    Pull,
 }
 
 /// A leg, as published to workers.
@@ -585,9 +598,6 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
-    use crate::migration::Protocol;
-    use crate::migration::published::Paper;
-    use crate::migration::tracker::Pair;
     use crate::topology::crc16_slot;
 
     #[derive(Default)]
@@ -733,11 +743,13 @@ mod tests {
         assert_eq!(decide(&[b"{t}1"], true), Decision::Moved);
     }
 
+    #[cfg(feature = "research")]
     #[test]
     fn published_reads_are_sent_to_one_node_only_once_their_keys_are_fetched() {
         let known: Arc<Known> = Arc::default();
-        let paper = Paper::of(Protocol::NetMigrate).expect("it has a published mode");
-        let rules = Rules::new(Protocol::NetMigrate, &paper, Pair(1));
+        let netmigrate = crate::migration::Protocol::NetMigrate;
+        let paper = crate::migration::published::Paper::of(netmigrate).expect("it has a published mode");
+        let rules = paper.rules(netmigrate, MoveId(1));
         let view = LegView::new(known.clone(), None, MAKE).as_published(Some(rules));
         let (topology, legs) = (topology(false), [((MoveId(1), 3), view)].into());
         let decide = |writes: bool, splits: bool, may_ask: bool| {

@@ -3,7 +3,8 @@
 //!
 //! The paper's printed loop differs from its text. The loop moves the most popular key of an overloaded node to the
 //! node with the least load, without a fit test, so the target may become overloaded and pass the key on. The text
-//! describes first fit decreasing over remaining capacity. Both are implemented for comparison.
+//! describes first fit decreasing over remaining capacity. Both are implemented for comparison, the loop only with the
+//! feature `research`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,7 @@ pub(super) fn solve(
     let recent: BTreeSet<&[u8]> = previous.keys.iter().map(|key| &**key).collect();
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let (mut steps, mut price) = (Vec::new(), Price::default());
+    let is_printed = ![Policy::Switchyard, Policy::MakrisFfd, Policy::MakrisSafe].contains(&policy);
     for node in over {
         // The cooldown is an addition: without it, a key circulates in the printed loop.
         let may =
@@ -29,9 +31,7 @@ pub(super) fn solve(
         let may_take =
             |id: &NodeId| *id != *node && fleet.nodes[id].node.state == State::Ready && fleet.nodes[id].limit > 0.0;
         for key in keys {
-            if steps.len() >= problem.knobs.keys_max
-                || (policy != Policy::MakrisPrinted && loads[node] <= fleet.nodes[node].limit)
-            {
+            if steps.len() >= problem.knobs.keys_max || (!is_printed && loads[node] <= fleet.nodes[node].limit) {
                 break;
             }
             let room = |id: &NodeId| fleet.nodes[id].limit - loads[id];
@@ -43,17 +43,9 @@ pub(super) fn solve(
                     .filter(may_take)
                     .max_by(|one, other| room(one).total_cmp(&room(other)).then(other.cmp(one)))
             };
-            // The loop uses loads of the last interval only: two overloaded nodes choose the same target.
-            let idlest = || {
-                let load = |id: &NodeId| fleet.nodes[id].load;
-                loads
-                    .keys()
-                    .copied()
-                    .filter(may_take)
-                    .min_by(|one, other| load(one).total_cmp(&load(other)).then(one.cmp(other)))
-            };
             let to = match policy {
-                Policy::MakrisPrinted => idlest(),
+                #[cfg(feature = "research")]
+                Policy::MakrisPrinted => idlest(fleet, may_take),
                 Policy::MakrisFfd => fits().or_else(roomiest),
                 Policy::MakrisSafe | Policy::Switchyard => fits(),
             };
@@ -63,7 +55,7 @@ pub(super) fn solve(
             *loads.entry(to).or_default() += key.load();
             let what = StepSubject::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
             steps.push(Step { what, from: *node, to, load: key.load(), bytes: key.bytes, need: Need::Requests });
-            if policy == Policy::MakrisPrinted {
+            if is_printed {
                 break;
             }
         }
@@ -77,4 +69,12 @@ pub(super) fn solve(
         (.., false) => Verdict::Partly,
     };
     Plan { verdict, steps, price, nodes, alternatives: Vec::new(), advice: advice(problem, fleet, over) }
+}
+
+/// Returns the node with the least load of the last interval, so that two overloaded nodes choose the same target.
+#[cfg(feature = "research")]
+fn idlest(fleet: &Fleet<'_>, may_take: impl Fn(&NodeId) -> bool) -> Option<NodeId> {
+    let load = |id: &NodeId| fleet.nodes[id].load;
+    let ids = fleet.nodes.keys().copied().filter(|id| may_take(id));
+    ids.min_by(|one, other| load(one).total_cmp(&load(other)).then(one.cmp(other)))
 }

@@ -186,6 +186,7 @@ pub enum Policy {
     Switchyard,
     /// The loop printed in the paper of Makris et al.: the most popular key of each overloaded node goes to the node
     /// with the least load, whether it fits or not.
+    #[cfg(feature = "research")]
     MakrisPrinted,
     /// The algorithm described in the paper's text: first fit decreasing. A key that fits nowhere goes to the node with
     /// the most room.

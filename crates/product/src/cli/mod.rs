@@ -22,6 +22,8 @@ mod moves;
 mod nodes;
 mod plan;
 mod recover;
+#[cfg(feature = "research")]
+mod research;
 mod screen;
 mod serve;
 mod status;

@@ -1,14 +1,16 @@
 //! `switchyard move`: moves slots or single keys from one node to another while they are in use.
 
 use clap::Args;
-use switchyard_control::admin::{MoveOptionsRequest, MoveRequest, PaperRequest, PlanReport};
+use clap::builder::PossibleValuesParser;
+use switchyard_control::admin::{MoveOptionsRequest, MoveRequest, PlanReport};
 use switchyard_policy::migration::Protocol;
-use switchyard_policy::migration::tracker::Kind;
 use switchyard_resp::units::parse_rate;
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
+#[cfg(feature = "research")]
+use super::research::ResearchFlags;
 use super::table::{count, number, shortened, table, text};
 use crate::config::{Problem, Problems};
 
@@ -27,30 +29,9 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "WHAT", value_parser = ["memory", "aof", "replica"])]
     durability: Option<String>,
 
-    /// Migration protocol. All but the default are for comparisons, and stop-and-copy needs --allow-key-loss
-    #[arg(long, value_name = "NAME", value_parser = Protocol::ALL.map(|(_, name)| name))]
+    /// Migration protocol. All but the default are for comparisons
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Protocol::offered()))]
     protocol: Option<String>,
-
-    /// The protocol with corrections (safe), or with --allow-key-loss as in its paper (netmigrate, rocksteady, fulva,
-    /// bloom): copies overwrite newer writes, deleted keys return, INCR starts from nothing, and filters are trusted
-    #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
-    mode: Option<String>,
-
-    /// With --mode paper: structure that tracks the location of keys
-    #[arg(long, value_name = "NAME", value_parser = Kind::ALL.map(Kind::name), requires = "mode")]
-    tracker: Option<String>,
-
-    /// With --mode paper: number of hash ranges, moved sequentially; for bloom, the number of keys of its filter
-    #[arg(long, value_name = "COUNT", requires = "mode")]
-    groups: Option<u32>,
-
-    /// With --mode paper: bits of the filter for each group
-    #[arg(long, value_name = "COUNT", requires = "mode")]
-    bits: Option<u8>,
-
-    /// With --mode paper of bloom: the paper's variant without filter and forwarding
-    #[arg(long, requires = "mode")]
-    no_forwarding: bool,
 
     /// Continue although clients bypass the router; they will not find moved keys
     #[arg(long)]
@@ -60,27 +41,25 @@ pub(super) struct HowFlags {
     #[arg(long)]
     purge_target: bool,
 
-    /// Accept a protocol that loses keys: stop-and-copy if a node restarts during the move, and --mode paper
-    #[arg(long)]
-    allow_key_loss: bool,
+    #[cfg(feature = "research")]
+    #[command(flatten)]
+    research: ResearchFlags,
 }
 
 impl HowFlags {
     pub(super) fn request(&self) -> MoveOptionsRequest {
-        MoveOptionsRequest {
+        let request = MoveOptionsRequest {
             goal: self.goal.clone(),
             max_rate: self.max_rate,
             durability: self.durability.clone(),
             protocol: self.protocol.clone(),
-            paper: (self.mode.as_deref() == Some("paper")).then(|| {
-                let (tracker, groups, bits, no_forwarding) =
-                    (self.tracker.clone(), self.groups, self.bits, self.no_forwarding);
-                Box::new(PaperRequest { tracker, groups, bits, no_forwarding })
-            }),
             allow_direct_clients: self.allow_direct_clients,
             purge_target: self.purge_target,
-            allow_key_loss: self.allow_key_loss,
-        }
+            ..MoveOptionsRequest::default()
+        };
+        #[cfg(feature = "research")]
+        let request = self.research.added_to(request);
+        request
     }
 }
 

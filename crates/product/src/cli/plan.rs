@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NODE")]
     without: Option<String>,
 
-    /// Use another policy: switchyard, makris-printed, makris-ffd or makris-safe
+    /// Use another policy: switchyard, makris-ffd or makris-safe
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
 

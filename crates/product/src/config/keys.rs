@@ -564,7 +564,7 @@ keys! {
     "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
         "off: the load is not evaluated. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
     "policy" Reload [] word(POLICIES) planner.policy,
-        "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-printed, makris-ffd, makris-safe.";
+        "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-ffd, makris-safe.";
     "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,
         "Interval between evaluations of the load.";
     "window" Reload [] time(Duration::from_millis(500)..=HOUR) planner.window,

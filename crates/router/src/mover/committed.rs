@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::published::Paper;
-use switchyard_policy::migration::tracker::{Exact, State, Tracker};
+use switchyard_policy::migration::tracker::{State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
@@ -31,7 +31,7 @@ const TOUCHED_MAX: usize = 64 << 20;
 const WRITTEN_MAX: usize = 16 << 20;
 const KEY_OVERHEAD: usize = 48;
 
-type Shard = RwLock<Exact>;
+type Shard = RwLock<FingerprintSet>;
 
 /// Keys of a leg that may be used at their destination.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(crate) struct SharedTracker(RwLock<Box<dyn Tracker>>);
 
 impl SharedTracker {
     pub(crate) fn new(paper: &Paper) -> Self {
-        Self(RwLock::new(paper.tracker.tracker(paper.geometry())))
+        Self(RwLock::new(paper.tracker()))
     }
 }
 
@@ -103,7 +103,7 @@ impl SharedLeg {
 
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         for key in keys {
-            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).complete(key);
+            self.shard(key).write().unwrap_or_else(PoisonError::into_inner).insert(key);
         }
     }
 
@@ -121,7 +121,7 @@ impl SharedLeg {
 
 impl Committed for SharedLeg {
     fn has(&self, key: Fingerprint) -> bool {
-        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).is_complete(key)
+        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).contains(&key)
     }
 
     fn has_all(&self) -> bool {

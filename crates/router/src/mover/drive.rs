@@ -6,9 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::migration::published::Rules;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
-use switchyard_policy::migration::tracker::Pair;
 use switchyard_policy::migration::{
     BatchId, Begin, Driver, DriverAction, DriverEvent, Event, Fingerprint, Io, Key, LegOrder, LegView, Outcome, Record,
     Side,
@@ -109,7 +107,7 @@ impl Mover {
             target_is_clean: self.list.target_is_clean(),
         });
         let order = self.life.order();
-        let rules = order.how.paper.map(|paper| Rules::new(order.how.protocol, &paper, Pair::of(self.id)));
+        let rules = order.how.paper.map(|paper| paper.rules(order.how.protocol, self.id));
         let tracker = order.how.paper.map(|paper| self.shared.tracker(&paper));
         let mut run = Run {
             number,

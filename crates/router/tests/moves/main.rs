@@ -15,6 +15,7 @@ mod functions;
 mod moments;
 mod precopy;
 mod primaries;
+#[cfg(feature = "research")]
 mod published;
 mod relay;
 mod serving;

@@ -8,6 +8,8 @@ mod life;
 mod listing;
 mod lost;
 mod perform;
+#[cfg(feature = "research")]
+mod published;
 mod scope;
 mod staging;
 
@@ -17,11 +19,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::migration::life::Step;
-use switchyard_policy::migration::published::{Paper, Rules};
+use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
     BatchId, Begin, Driver, DriverEvent, Durability, Event, Fingerprinter, Key, LegOrder, LegView, Legs,
-    MoveStateMachine, Outcome, Pace, Process, Protocol, Scope, Side, tracker,
+    MoveStateMachine, Outcome, Pace, Process, Protocol, Scope, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
 
@@ -268,14 +270,10 @@ impl Mover {
         // Draws nothing for a chance of 0, so that the seeds of other scenarios keep their runs.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));
         let protocol = drawn.map_or(Protocol::Switchyard, |(_, protocol)| protocol);
-        // Few groups, so that filters err.
-        let paper = Paper::of(protocol).filter(|_| scenario.paper > 0 && random.chance(scenario.paper));
-        let tracker = |paper: Paper| match scenario.exact {
-            0 => paper.tracker,
-            1 => tracker::Kind::Exact,
-            _ => tracker::Kind::Adaptive,
-        };
-        let paper = paper.map(|paper| Paper { tracker: tracker(paper), groups: 8, at_once: 2, bits: 2, ..paper });
+        #[cfg(feature = "research")]
+        let paper = published::drawn(random, scenario, protocol);
+        #[cfg(not(feature = "research"))]
+        let paper = None;
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
@@ -506,8 +504,8 @@ impl World {
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
-        let tracked = m.paper.map(|paper| Tracked(Rc::new(RefCell::new(paper.tracker.tracker(paper.geometry())))));
-        let rules = m.paper.map(|paper| Rules::new(m.protocol, &paper, tracker::Pair::of(MoveId(m.move_id))));
+        let tracked = m.paper.map(|paper| Tracked(Rc::new(RefCell::new(paper.tracker()))));
+        let rules = m.paper.map(|paper| paper.rules(m.protocol, MoveId(m.move_id)));
         m.view = Some(LegView::new(Known::tracked(tracked), scope, self.fleet.fingerprints).as_published(rules));
         m.list.at = 0;
         m.batches.clear();

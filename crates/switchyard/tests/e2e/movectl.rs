@@ -69,6 +69,7 @@ pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
     slots(router).into_iter().find(|(name, _)| *name == node.to_string()).map(|(_, slots)| slots)
 }
 
+#[cfg(feature = "research")]
 #[test]
 fn a_protocol_that_may_lose_keys_needs_a_flag() {
     let Some(site) = Site::router_only(
@@ -106,6 +107,7 @@ fn a_protocol_that_may_lose_keys_needs_a_flag() {
     assert_eq!(client.cmd("GET key"), bulk("1"));
 }
 
+#[cfg(feature = "research")]
 #[test]
 fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };

@@ -147,10 +147,7 @@ fn a_key_moves_alone_and_returns() {
     assert!(text.contains("no key that lives at"), "{text}");
     let text = refused(scene.router(), &format!("move --from {from} --home"));
     assert!(text.contains("nothing to return"), "{text}");
-    let text = refused(
-        scene.router(),
-        &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy --allow-key-loss"),
-    );
+    let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys a* --protocol source"));
     assert!(text.contains("by the protocol switchyard only"), "{text}");
 
     // One key returns by its name, the others by --home. A deleted key as well.

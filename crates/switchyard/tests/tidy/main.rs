@@ -231,6 +231,12 @@ fn crates_import_only_what_they_may(files: &Files) -> Vec<String> {
         for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
             for (dependency, how) in dependencies(&manifest, kind) {
                 let real = how.get("package").and_then(toml::Value::as_str).unwrap_or(dependency);
+                let features = how.get("features").and_then(toml::Value::as_array);
+                if features.is_some_and(|features| features.iter().any(|name| name.as_str() == Some("research"))) {
+                    complaints.push(format!(
+                        "{manifest_path}: {real} must not have the feature research here: cargo unifies features, so the product would have it"
+                    ));
+                }
                 if rule.never.contains(&real) {
                     complaints.push(format!(
                         "{manifest_path}: {name} must not depend on {real}, not even in tests: {}",
@@ -662,6 +668,11 @@ fn each_rule_detects_a_violation() {
             crates_import_only_what_they_may,
             "crates/bench/Cargo.toml",
             "[dependencies]\nswitchyard-lab.workspace = true\n",
+        ),
+        (
+            crates_import_only_what_they_may,
+            "crates/lab/Cargo.toml",
+            "[dependencies]\nswitchyard-sim = { workspace = true, features = [\"research\"] }\n",
         ),
         (long_strings_have_no_gaps, "crates/router/src/a.rs", LONG_STRING),
         (crates_import_only_what_they_may, "crates/extra/Cargo.toml", ""),

@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 use self::listing::{Listing, Purge, Walk};
 use super::injected::{Bug, InjectedBug};
-use super::published::{Paper, Published, Rules};
+use super::published::Paper;
 use super::record::OpenLeg;
-use super::tracker::Pair;
 use super::{
     Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, LegOrder, Machine, Precopy, Process, Progress,
     Protocol, Record, Side, StopAndCopy, is_temporary,
@@ -289,10 +288,7 @@ impl Driver {
             (None, None) => Listing::Walked(Walk::new(0, Side::Source, &databases)),
         };
         let machine: Box<dyn Machine> = match (paper, protocol) {
-            (Some(paper), _) => {
-                let rules = Rules::new(protocol, &paper, Pair::of(orders.move_id));
-                Box::new(Published::new(orders, &paper, rules, fingerprints, resume.as_ref()))
-            }
+            (Some(paper), _) => paper.machine(protocol, orders, fingerprints, resume.as_ref()),
             (None, Protocol::Switchyard | Protocol::Bloom) => {
                 Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted))
             }

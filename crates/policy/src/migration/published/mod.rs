@@ -19,13 +19,18 @@
 //! 6. **The filter is trusted** (Bloom telemetry): a key that is a false positive is nil. A write to the source after
 //!    the copy is lost.
 //!
+//! Compiled only with the feature `research`; `unpublished.rs` replaces this module in the product.
+//!
 //! A router that restarts loses the tracker; the move then restarts with the first group. There is no rollback.
 
 mod leg;
 
-use super::tracker::{Geometry, Kind, Pair, State, group};
-use super::{Fingerprint, Protocol};
+use super::record::OpenLeg;
+use super::tracker::{Geometry, Kind, Pair, State, Tracker, group};
+use super::{Fingerprint, Fingerprinter, LegOrder, Machine, Protocol};
+use crate::topology::MoveId;
 
+pub use super::view::Way;
 pub use leg::Published;
 
 /// Settings of a published protocol.
@@ -68,19 +73,30 @@ impl Paper {
         geometry.complete.cells = self.groups as u64 * self.bits as u64;
         geometry
     }
-}
 
-/// Destination of a command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// The source.
-    Source,
-    /// The target.
-    Target,
-    /// Both, for a read: the target's reply if it has the key, otherwise the source's.
-    Both,
-    /// The target, for a read. A key that it lacks is fetched, and the read is sent again.
-    Pull,
+    /// Returns the routing rules of a move.
+    #[must_use]
+    pub const fn rules(&self, protocol: Protocol, move_id: MoveId) -> Rules {
+        Rules::new(protocol, self, Pair::of(move_id))
+    }
+
+    /// Creates an empty tracker.
+    #[must_use]
+    pub fn tracker(&self) -> Box<dyn Tracker> {
+        self.tracker.tracker(self.geometry())
+    }
+
+    /// Creates the machine of a leg, with the open leg of an earlier router.
+    pub(super) fn machine(
+        &self,
+        protocol: Protocol,
+        orders: LegOrder,
+        fingerprints: Fingerprinter,
+        resume: Option<&OpenLeg>,
+    ) -> Box<dyn Machine> {
+        let rules = self.rules(protocol, orders.move_id);
+        Box::new(Published::new(orders, self, rules, fingerprints, resume))
+    }
 }
 
 /// Routing rules of the switch.

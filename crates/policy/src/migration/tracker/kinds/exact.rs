@@ -1,4 +1,4 @@
-//! The tracker of the default protocol: a set of fingerprints.
+//! The exact tracker: two sets of fingerprints.
 
 use super::{State, Tracker};
 use crate::migration::{Fingerprint, FingerprintSet};

@@ -1,0 +1,122 @@
+//! Options of protocols that lose keys, in requests and in the store. Compiled only with the feature `research`;
+//! `unpublished.rs` replaces this module in the product.
+
+use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::published::Paper;
+use switchyard_policy::migration::tracker::Kind;
+use switchyard_policy::migration::{Durability, MoveOptions, Protocol};
+
+use super::messages::{DURABILITIES, keyword_of, parse_keyword};
+use crate::admin::{MoveOptionsRequest, OperationError, PaperRequest, invalid};
+
+/// Maximum number of groups of a published protocol: their keys are listed by group before any group starts. The higher
+/// limit applies if each key is a group, because that costs only bits.
+const GROUPS_MAX: u32 = 1 << 20;
+const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
+
+/// Maximum number of filter bits per group.
+const BITS_MAX: u8 = 64;
+
+/// Returns the options of a published protocol, if requested. Fails for protocols that lose keys unless the request
+/// permits it.
+pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<Option<Paper>, OperationError> {
+    let protocol = how.protocol;
+    if protocol == Protocol::StopAndCopy {
+        check_stop_and_copy(request, how)?;
+    }
+    let Some(asked) = &request.paper else {
+        if protocol == Protocol::Bloom {
+            return Err(invalid(
+                "bloom is available only as published (--mode paper); its correct form is the default protocol",
+            ));
+        }
+        return Ok(None);
+    };
+    let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
+    let name = keyword_of(&Protocol::ALL, protocol);
+    let published = Paper::of(protocol).ok_or_else(|| {
+        invalid(format!("{name} has no mode paper: only netmigrate, rocksteady, fulva and bloom have"))
+    })?;
+    if !request.allow_key_loss {
+        return Err(invalid(format!(
+            "{name} as published loses writes and returns stale values, so it is only for comparisons: omit --mode paper, or permit the loss of keys \
+             (--allow-key-loss)"
+        )));
+    }
+    let without_effect =
+        |what: &str, why: &str| Err(invalid(format!("{what} has no effect on {name} as published: {why}")));
+    if request.durability.is_some() {
+        return without_effect("durability", "it does not wait for its writes");
+    }
+    if *no_forwarding && protocol != Protocol::Bloom {
+        return without_effect("no-forwarding", "it selects the other variant of bloom");
+    }
+    let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
+    let chosen = tracker
+        .as_ref()
+        .map(|kind| parse_keyword(&kinds, kind))
+        .transpose()
+        .map_err(|error| invalid(format!("tracker: {error}")))?;
+    let tracker = chosen.unwrap_or(published.tracker);
+    if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
+        return without_effect("a tracker", "everything counts as moved from the start");
+    }
+    if protocol == Protocol::Fulva && tracker == Kind::Adaptive {
+        return without_effect("tracker adaptive", "it cannot detect errors of a tracker");
+    }
+    if protocol == Protocol::Bloom && tracker == Kind::BloomAndCounting {
+        return without_effect("tracker bloom+counting", "it does not track keys in transit");
+    }
+    if bits.is_some() && tracker == Kind::Exact {
+        return without_effect("bits", "an exact tracker has no filter");
+    }
+    let (groups, most) =
+        (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
+    if !(1..=most).contains(&groups) {
+        return Err(invalid(format!("groups: {groups} is not between 1 and {most}")));
+    }
+    let bits = bits.unwrap_or(published.bits);
+    if !(1..=BITS_MAX).contains(&bits) {
+        return Err(invalid(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
+    }
+    Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
+}
+
+/// Fails unless the request accepts the risk of stop-and-copy.
+fn check_stop_and_copy(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<(), OperationError> {
+    // MIGRATE removes each key at the source before anything is recorded or stored.
+    if how.durability != Durability::Memory {
+        return Err(invalid(format!(
+            "stop-and-copy does not support durability {}: request durability memory, or use the default protocol",
+            keyword_of(&DURABILITIES, how.durability)
+        )));
+    }
+    if !request.allow_key_loss {
+        return Err(invalid(
+            "stop-and-copy loses keys if a node restarts during the move, so it is only for comparisons: use the default protocol, \
+             or permit the loss of keys (--allow-key-loss)",
+        ));
+    }
+    Ok(())
+}
+
+/// Stored options of a published protocol.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PaperOptions {
+    tracker: String,
+    groups: u32,
+    at_once: u8,
+    bits: u8,
+    forwards: bool,
+}
+
+impl PaperOptions {
+    pub(super) fn of(Paper { tracker, groups, at_once, bits, forwards }: Paper) -> Self {
+        Self { tracker: tracker.name().to_owned(), groups, at_once, bits, forwards }
+    }
+
+    pub(super) fn paper(&self) -> Result<Paper, &'static str> {
+        let Self { ref tracker, groups, at_once, bits, forwards } = *self;
+        Ok(Paper { tracker: Kind::named(tracker).unwrap_or(Kind::Exact), groups, at_once, bits, forwards })
+    }
+}

@@ -1,0 +1,44 @@
+//! Options of moves by protocols that lose keys. Compiled only with the feature `research`, so that the product does not
+//! offer them.
+
+use clap::Args;
+use switchyard_control::admin::{MoveOptionsRequest, PaperRequest};
+use switchyard_policy::migration::tracker::Kind;
+
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct ResearchFlags {
+    /// The protocol with corrections (safe), or with --allow-key-loss as in its paper (netmigrate, rocksteady, fulva,
+    /// bloom): copies overwrite newer writes, deleted keys return, INCR starts from nothing, and filters are trusted
+    #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
+    mode: Option<String>,
+
+    /// With --mode paper: structure that tracks the location of keys
+    #[arg(long, value_name = "NAME", value_parser = Kind::ALL.map(Kind::name), requires = "mode")]
+    tracker: Option<String>,
+
+    /// With --mode paper: number of hash ranges, moved sequentially; for bloom, the number of keys of its filter
+    #[arg(long, value_name = "COUNT", requires = "mode")]
+    groups: Option<u32>,
+
+    /// With --mode paper: bits of the filter for each group
+    #[arg(long, value_name = "COUNT", requires = "mode")]
+    bits: Option<u8>,
+
+    /// With --mode paper of bloom: the paper's variant without filter and forwarding
+    #[arg(long, requires = "mode")]
+    no_forwarding: bool,
+
+    /// Accept a protocol that loses keys: stop-and-copy if a node restarts during the move, and --mode paper
+    #[arg(long)]
+    allow_key_loss: bool,
+}
+
+impl ResearchFlags {
+    /// Adds these options to a request.
+    pub(super) fn added_to(&self, request: MoveOptionsRequest) -> MoveOptionsRequest {
+        let Self { tracker, groups, bits, no_forwarding, .. } = self.clone();
+        let is_paper = self.mode.as_deref() == Some("paper");
+        let paper = is_paper.then(|| Box::new(PaperRequest { tracker, groups, bits, no_forwarding }));
+        MoveOptionsRequest { paper, allow_key_loss: self.allow_key_loss, ..request }
+    }
+}
