@@ -23,8 +23,8 @@ NOT_TRIED = re.compile(r"not tried here: .*")
 
 def binaries():
     """Returns (name, executable, folder) of each test binary, in cargo's build order."""
-    built = subprocess.run([CARGO, "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"],
-                           stdout=subprocess.PIPE, text=True)
+    built = subprocess.run([CARGO, "test", "--workspace", "--features", "research", "--locked", "--no-run",
+                            "--message-format=json-render-diagnostics"], stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
         sys.exit(built.returncode)
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
