@@ -32,6 +32,7 @@ pub mod open_files;
 mod operator;
 mod ownership;
 mod poll;
+mod publication;
 mod pubsub;
 mod reigns;
 mod scripts;
@@ -40,6 +41,7 @@ mod shared;
 mod single_node_usage;
 mod slab;
 mod slow_log;
+mod sync;
 mod sys;
 mod tap;
 mod telemetry;
@@ -517,7 +519,7 @@ impl Router {
     /// leaves flight with its reply, with a node's confirmation that the connection is closed, or with the end of the
     /// node's process.
     pub fn drained_epoch(&self) -> u64 {
-        self.shared.drained.iter().map(|d| d.load(Ordering::Acquire)).min().unwrap_or(0)
+        self.shared.drained.oldest()
     }
 
     /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and no
@@ -827,7 +829,7 @@ impl Drop for Router {
 fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
-            Ok(Ok(())) => return shared.adopted(index, u64::MAX),
+            Ok(Ok(())) => return shared.publication.adopted(index, u64::MAX),
             Ok(Err(error)) => error.to_string(),
             Err(_) => {
                 tracing::error!(
@@ -845,7 +847,7 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
             }
         };
         tracing::error!(worker = index, error = failed, "a worker stopped: the system refuses epoll or descriptors");
-        shared.adopted(index, u64::MAX);
+        shared.publication.adopted(index, u64::MAX);
         return;
     }
 }

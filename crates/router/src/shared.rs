@@ -33,6 +33,7 @@ use crate::metrics::{RecentWaits, WorkerCounters};
 use crate::mover::Moved;
 use crate::mover::{Moves, SharedMove, SharedTracker};
 use crate::ownership::FleetOwnership;
+use crate::publication::{DrainBarrier, OldestInFlight, Publication};
 use crate::pubsub::Subscriptions;
 use crate::reigns::ProcessReplacements;
 use crate::scripts::Scripts;
@@ -289,12 +290,7 @@ pub(crate) struct Shared {
     pub(crate) fences: Arc<Fences>,
     /// Counts processes that have served the nodes.
     pub(crate) reigns: ProcessReplacements,
-    routing: Mutex<Arc<RoutingSnapshot>>,
-    /// Number of the current snapshot. A worker with another number adopts the snapshot.
-    pub(crate) generation: AtomicU64,
-    /// Number of the snapshot that last changed primaries; and the adopted snapshot of each worker.
-    primaries_generation: AtomicU64,
-    adopted: Vec<AtomicU64>,
+    pub(crate) publication: Publication<RoutingSnapshot>,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
@@ -326,12 +322,7 @@ pub(crate) struct Shared {
     pub(crate) next_client_id: AtomicU64,
     /// Held by the worker that disconnects clients because of `memory-max`.
     pub(crate) evicting: Mutex<()>,
-    /// Per worker: oldest epoch of a command still in flight (the worker's own epoch if there is none).
-    pub(crate) drained: Vec<AtomicU64>,
-    /// The oldest epochs by node, maintained while a mover waits.
-    drained_at: Vec<Mutex<OldestInFlight>>,
-    /// Highest epoch that a mover waits for.
-    pub(crate) drain_wanted: AtomicU64,
+    pub(crate) drained: DrainBarrier,
     /// Tracker shared by moves with published protocols, while there are any.
     tracker: Mutex<Weak<SharedTracker>>,
     /// Moves since the start, including ended ones.
@@ -366,15 +357,6 @@ pub(crate) struct Shared {
     pub(crate) functions: FunctionTurns,
     /// Observer of all commands with keys.
     pub(crate) tap: OnceLock<Arc<dyn Tap>>,
-}
-
-/// Oldest epoch of commands in flight, by node.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OldestInFlight {
-    /// Commands that may still be executed.
-    pub(crate) executed: Vec<u64>,
-    /// Commands that may still be answered. Excludes commands of broken connections.
-    pub(crate) answered: Vec<u64>,
 }
 
 /// Lock for operations that quiesce movers to access all keys, one at a time.
@@ -441,10 +423,7 @@ impl Shared {
             fences: Arc::default(),
             reigns: ProcessReplacements::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
-            routing: Mutex::new(Arc::new(routing)),
-            generation: AtomicU64::new(1),
-            primaries_generation: AtomicU64::new(0),
-            adopted: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            publication: Publication::new(routing, workers),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
@@ -468,9 +447,7 @@ impl Shared {
             clients: AtomicUsize::new(0),
             next_client_id: AtomicU64::new(1),
             evicting: Mutex::default(),
-            drained: (0..workers).map(|_| AtomicU64::new(epoch)).collect(),
-            drained_at: (0..workers).map(|_| Mutex::default()).collect(),
-            drain_wanted: AtomicU64::new(0),
+            drained: DrainBarrier::new(workers, epoch),
             tracker: Mutex::default(),
             moves: Mutex::default(),
             moved: Mutex::default(),
@@ -506,49 +483,24 @@ impl Shared {
     }
 
     pub(crate) fn routing(&self) -> Arc<RoutingSnapshot> {
-        lock(&self.routing).clone()
-    }
-
-    /// Returns the current snapshot, in an allocation of its own, with its number. Both are read under one lock: an old
-    /// snapshot with a newer number would be kept until the next change.
-    pub(crate) fn own_routing(&self) -> (u64, Arc<RoutingSnapshot>) {
-        let routing = lock(&self.routing);
-        (self.generation.load(Ordering::Acquire), Arc::new((**routing).clone()))
+        self.publication.current()
     }
 
     /// Publishes the servers of nodes to the workers. A new primary is used after all workers have left the old one.
     pub(crate) fn change_servers(&self, change: impl FnOnce(&mut BTreeMap<NodeId, Servers>)) {
-        self.change_routing(|routing| {
+        let change = |routing: &RoutingSnapshot| {
             let mut servers = (*routing.servers).clone();
             change(&mut servers);
-            self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
             RoutingSnapshot { servers: Arc::new(servers), ..routing.clone() }
-        });
+        };
+        self.publication.change_servers(change, |next| self.observe(next));
+        self.ring_all();
     }
 
     /// Makes all workers close connections to processes that no longer serve the nodes.
     pub(crate) fn make_workers_leave_old_processes(&self) {
-        self.change_routing(|routing| {
-            self.primaries_generation.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
-            routing.clone()
-        });
-    }
-
-    /// Records that a worker has adopted the snapshot of this number and has left old primaries. `u64::MAX`: it sends
-    /// nothing any more.
-    pub(crate) fn adopted(&self, worker: usize, generation: u64) {
-        self.adopted[worker].store(generation, Ordering::Release);
-    }
-
-    /// Whether a worker with the snapshot of this number must leave servers or processes because of a newer snapshot.
-    pub(crate) fn must_leave_servers(&self, known: u64) -> bool {
-        self.primaries_generation.load(Ordering::Acquire) > known
-    }
-
-    /// Whether no worker uses an old primary or a replaced process any more.
-    pub(crate) fn all_left_old_servers(&self) -> bool {
-        let since = self.primaries_generation.load(Ordering::Acquire);
-        self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
+        self.publication.change_servers(RoutingSnapshot::clone, |next| self.observe(next));
+        self.ring_all();
     }
 
     /// Whether some clients may read from replicas, if nodes have them.
@@ -558,22 +510,19 @@ impl Shared {
 
     /// Replaces the snapshot and wakes all workers.
     pub(crate) fn change_routing(&self, change: impl FnOnce(&RoutingSnapshot) -> RoutingSnapshot) {
-        let mut routing = lock(&self.routing);
-        let next = change(&routing);
+        self.publication.change(change, |next| self.observe(next));
+        self.ring_all();
+    }
+
+    fn observe(&self, next: &RoutingSnapshot) {
         let back = next.moves.legs.iter().filter(|(_, leg)| leg.to() == Side::Source).map(|(leg, _)| *leg).collect();
         lock(&self.scans).observe(&next.topology, back, self.scan_tick());
-        *routing = Arc::new(next);
-        self.generation.fetch_add(1, Ordering::Release);
-        drop(routing);
-        self.ring_all();
     }
 
     /// Publishes the oldest epoch of the worker's commands in flight, in total and for the nodes in `by_node`.
     pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestInFlight) {
-        *lock(&self.drained_at[worker]) = by_node;
-        self.drained[worker].store(oldest, Ordering::Release);
-        let moves = lock(&self.routing).moves.clone();
-        for mover in moves.by_id.values() {
+        self.drained.publish(worker, oldest, by_node);
+        for mover in self.routing().moves.by_id.values() {
             mover.ring();
         }
     }
@@ -581,25 +530,18 @@ impl Shared {
     /// The drain barrier of one node: whether every worker has adopted this epoch, and no command sent to the node
     /// under an older one is in flight.
     pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
-        self.has_drained(epoch, node, |at| &at.executed)
+        self.drained.has_drained(epoch, node, |at| &at.executed)
     }
 
     /// The drain barrier of a lost node: its commands may be executed if it returns, but clients receive no reply to
     /// them any more.
     pub(crate) fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
-        self.has_drained(epoch, node, |at| &at.answered)
-    }
-
-    fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestInFlight) -> &Vec<u64>) -> bool {
-        self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
-            all.load(Ordering::Acquire) >= epoch
-                || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
-        })
+        self.drained.has_drained(epoch, node, |at| &at.answered)
     }
 
     /// Makes the workers publish their commands in flight promptly, until none is older than this epoch.
     pub(crate) fn want_drained(&self, epoch: u64) {
-        self.drain_wanted.fetch_max(epoch, Ordering::AcqRel);
+        self.drained.want(epoch);
         self.ring_all();
     }
 
@@ -737,7 +679,7 @@ mod tests {
             });
             let mut last = 0;
             while last < 19_999 {
-                let (number, routing) = shared.own_routing();
+                let (number, routing) = shared.publication.own();
                 assert_eq!(
                     routing.held.as_deref(),
                     Some(&*number.to_string()),
@@ -751,16 +693,16 @@ mod tests {
     #[test]
     fn a_new_primary_is_used_after_all_workers_left_the_old() {
         let shared = shared(2);
-        assert!(shared.all_left_old_servers(), "there was none before");
+        assert!(shared.publication.all_left_old_servers(), "there was none before");
         shared.change_servers(|servers| drop(servers.insert(NodeId(0), Servers::default())));
-        let (number, _) = shared.own_routing();
-        shared.adopted(0, number);
-        assert!(!shared.all_left_old_servers(), "the other worker may still read at it");
-        shared.adopted(1, u64::MAX);
-        assert!(shared.all_left_old_servers(), "it has ended");
+        let (number, _) = shared.publication.own();
+        shared.publication.adopted(0, number);
+        assert!(!shared.publication.all_left_old_servers(), "the other worker may still read at it");
+        shared.publication.adopted(1, u64::MAX);
+        assert!(shared.publication.all_left_old_servers(), "it has ended");
         shared.make_workers_leave_old_processes();
-        assert!(!shared.all_left_old_servers(), "the first worker may still use the process before");
-        shared.adopted(0, shared.own_routing().0);
-        assert!(shared.all_left_old_servers());
+        assert!(!shared.publication.all_left_old_servers(), "the first worker may still use the process before");
+        shared.publication.adopted(0, shared.publication.own().0);
+        assert!(shared.publication.all_left_old_servers());
     }
 }

@@ -146,13 +146,13 @@ impl Worker {
         let door = accept::state::Acceptor::open(listeners, &poll)?;
         // Commands of a panicked worker with this number may still run at the nodes.
         let left_behind = shared.connections.take_over_worker(index);
-        let epoch = shared.drained[index].load(Ordering::Acquire);
+        let epoch = shared.drained.of(index);
         let mut zombies = upstreams::zombies::Zombies::default();
         left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
         let fingerprints = shared.board.fingerprints;
         let hot = hot_copies::store::HotCopyStore::new(&shared.hot, fingerprints);
         let turn = turn::Turn::new(index, shared, poll);
-        turn.shared().adopted(index, turn.generation());
+        turn.shared().publication.adopted(index, turn.generation());
         let hooks = keyed::CommandHooks::new(
             changes::Changes::new(Arc::clone(turn.counters())),
             telemetry::Telemetry::new(fingerprints, index),
@@ -342,10 +342,10 @@ impl Worker {
         self.cx.up.drop_foreign_links(&self.cx.turn);
         self.cx.up.follow_servers(&self.cx.turn);
         self.cx.up.adopt_outages(&self.cx.turn);
-        if self.cx.turn.shared().must_leave_servers(known) {
+        if self.cx.turn.shared().publication.must_leave_servers(known) {
             self.cx.up.leave_other_processes(&self.cx.turn);
         }
-        self.cx.turn.shared().adopted(self.cx.turn.index(), self.cx.turn.generation());
+        self.cx.turn.shared().publication.adopted(self.cx.turn.index(), self.cx.turn.generation());
         let limits_changed = before.live.key_limits != self.cx.turn.routing().live.key_limits;
         if limits_changed {
             place_prefixes_anew(&self.cx.turn, &mut self.cx.down);

@@ -12,7 +12,6 @@
 pub(super) mod state;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::{Decision, Fingerprint, KeyLookup, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
@@ -38,7 +37,8 @@ use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::kind::Waited;
 use crate::mover::{MoverMessage, SharedLeg};
-use crate::shared::{OldestInFlight, RoutingSnapshot};
+use crate::publication::OldestInFlight;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use state::Moving;
 
@@ -399,8 +399,7 @@ pub(super) fn publish_if_wanted(
     gathers: &mut Gathers,
     pubsub: &mut Topics,
 ) {
-    let wanted = turn.shared().drain_wanted.load(Ordering::Relaxed);
-    if wanted > turn.shared().drained[turn.index()].load(Ordering::Relaxed) {
+    if turn.shared().drained.is_wanted(turn.index()) {
         // Checking all commands in flight costs time; with many of them, another turn comes soon.
         let is_much = up.links().iter().map(|(_, link)| link.requests().pending().len()).sum::<usize>() > MUCH;
         if !is_much || turn.now_us() >= hooks.transit.published_us + PUBLISH_US {

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
@@ -36,7 +35,7 @@ pub(super) struct Turn {
 impl Turn {
     /// Adopts the current snapshot.
     pub(super) fn new(index: usize, shared: Arc<Shared>, poll: Poll) -> Self {
-        let (generation, routing) = shared.own_routing();
+        let (generation, routing) = shared.publication.own();
         let counters = shared.counters[index].clone();
         let data_nodes = DataNodes::of(&routing.topology);
         Self {
@@ -136,12 +135,12 @@ impl Turn {
     /// Whether there is a newer snapshot.
     #[inline]
     pub(super) fn is_outdated(&self) -> bool {
-        self.shared.generation.load(Ordering::Acquire) != self.generation
+        self.shared.publication.generation() != self.generation
     }
 
     /// Adopts the current snapshot. Returns the generation and the snapshot before.
     pub(super) fn adopt_routing(&mut self) -> (u64, Arc<RoutingSnapshot>) {
-        let (generation, routing) = self.shared.own_routing();
+        let (generation, routing) = self.shared.publication.own();
         self.data_nodes = DataNodes::of(&routing.topology);
         (std::mem::replace(&mut self.generation, generation), std::mem::replace(&mut self.routing, routing))
     }

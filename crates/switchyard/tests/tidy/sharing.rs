@@ -27,7 +27,7 @@ const SHARES: &[&str] = &[
 const PLACES: &[&str] = &[
     "crates/router/src/worker/",
     "crates/router/src/users/",
-    "crates/router/src/hot_copies.rs",
+    "crates/router/src/hot_copies/state.rs",
     "crates/router/src/limits.rs",
     "crates/router/src/metrics.rs",
 ];
@@ -35,7 +35,7 @@ const PLACES: &[&str] = &[
 /// Path below `crates/router/src`, number of operations, and when they occur.
 const LISTED: &[(&str, usize, &str)] = &[
     (
-        "hot_copies.rs",
+        "hot_copies/state.rs",
         16,
         "1 add to a gate: when a write of a cacheable key begins and ends, and all workers read the gate for their hits. \
          2 on the published set: a worker adopts a set, the coordinator publishes one. 2 on removed keys: the \

@@ -375,7 +375,7 @@ fn note_in_force(turn: &Turn, kind: Kind, name: &Arc<[u8]>, node: NodeId, in_for
 /// counted by such a node would be wrong.
 fn all_workers_know(turn: &Turn) -> bool {
     let epoch = turn.routing().topology.epoch();
-    turn.shared().drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
+    turn.shared().drained.oldest() >= epoch
 }
 
 /// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.

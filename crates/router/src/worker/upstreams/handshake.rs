@@ -720,7 +720,7 @@ impl Handshake<'_> {
         }
         self.note_process(run_id.as_ref());
         let Some(link) = self.link_mut() else { return };
-        if link.lane != Lane::Replica && !turn.shared().all_left_old_servers() {
+        if link.lane != Lane::Replica && !turn.shared().publication.all_left_old_servers() {
             // A write here could be acknowledged while others still read at the old primary or process. They leave it
             // within a turn.
             return self.send_queries(vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
