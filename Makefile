@@ -146,11 +146,11 @@ soak-scripts: ## COUNT random scripts and functions: replies as from one server,
 	@scripts/install-deps.sh test
 	SWITCHYARD_E2E_SCRIPTS=$(COUNT) $(CARGO) test --locked -p switchyard --test e2e script_generator:: -- --nocapture
 
-.PHONY: fuzz
 .PHONY: sbom
 sbom: ## name, version, licence and source of every dependency of the binary
 	@$(CARGO) tree --locked -p switchyard -e normal --target all --prefix none --format '{p} | {l} | {r}' | sort -u
 
+.PHONY: fuzz
 fuzz: ## each fuzz target for TIME seconds (needs a nightly toolchain; builds cargo-fuzz first if it is missing)
 	@scripts/install-deps.sh fuzz
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { echo "missing: a nightly toolchain; get it with: rustup toolchain install nightly" >&2; exit 1; }

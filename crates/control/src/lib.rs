@@ -21,6 +21,8 @@ pub mod eject;
 pub mod failover;
 pub mod first_start;
 mod fleet;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod health;
 pub mod journal;
 pub mod ledger;

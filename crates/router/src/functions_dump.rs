@@ -5,6 +5,9 @@
 //!
 //! The format is that of RDB files: per library a byte and a string, then two bytes with the RDB version and a CRC-64.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 use crc::{CRC_64_REDIS, Crc, Table};
 
 /// Opcode before a library.

@@ -16,6 +16,8 @@ mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod hot_copies;
 mod lane;
 mod library_checks;

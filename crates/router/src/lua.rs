@@ -12,6 +12,8 @@
 //! All allowed items are listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here). Text
 //! outside the grammar ([`syntax`]) is not executed.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod prelude;
 mod rules;
 mod syntax;

@@ -11,13 +11,13 @@ use switchyard_policy::migration::Fingerprinter;
 pub(super) const FORMAT: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"SWYMOVES";
-const FRAME: [u8; 4] = *b"SYf1";
+pub(super) const FRAME: [u8; 4] = *b"SYf1";
 
 /// Bytes before the first frame.
 pub(super) const HEADER: usize = 8 + 4 + 16 + 8;
 
 /// Bytes of a frame before its entries: magic, length, number, checksum.
-const FRAME_HEADER: usize = 4 + 4 + 8 + 8;
+pub(super) const FRAME_HEADER: usize = 4 + 4 + 8 + 8;
 
 /// Reason why a file is not this journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,6 +62,11 @@ pub(super) fn frame<'e>(identity: u128, number: u64, entries: impl IntoIterator<
         out.extend_from_slice(&(entry.len() as u32).to_le_bytes());
         out.extend_from_slice(entry);
     }
+    seal(identity, number, start, out);
+}
+
+/// Completes the header of the frame at `start`, which ends with `out`.
+pub(super) fn seal(identity: u128, number: u64, start: usize, out: &mut [u8]) {
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
     out[start + 8..start + 16].copy_from_slice(&number.to_le_bytes());

@@ -11,6 +11,8 @@
 //! The journal treats entries as bytes. [`crate::ledger`] defines their content, and [`Queue`] their order.
 
 mod frames;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};

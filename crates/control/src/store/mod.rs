@@ -7,6 +7,9 @@
 mod lock;
 mod redb;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::redb::fuzz;
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;

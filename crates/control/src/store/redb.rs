@@ -6,6 +6,9 @@
 //! Placement overrides have a table of their own: there may be tens of thousands, and a change writes only the changed
 //! entries.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;

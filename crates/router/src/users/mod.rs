@@ -8,6 +8,8 @@
 
 mod change;
 mod check;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod log;
 mod login;
 mod queue;

@@ -9,6 +9,9 @@
 //! StackExchange.Redis) query cluster support and would limit an application to the commands of a cluster. Only queries
 //! for the slot of a key, and for the keys of a slot, are always answered, for operators.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 use std::collections::HashSet;
 
 use sha1::{Digest, Sha1};
@@ -73,6 +76,13 @@ fn members_of(addresses: &[(String, u16)]) -> Vec<Member> {
     addresses.iter().enumerate().map(member).collect()
 }
 
+/// Returns the cursor and the keys in a reply to SCAN. The cursor of another reply is 0: the search ends.
+fn scanned(answer: &[u8]) -> (&[u8], impl Iterator<Item = &[u8]>) {
+    let mut pair = reply::elements(answer);
+    let cursor = pair.next().and_then(reply::text).unwrap_or(b"0");
+    (cursor, pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text))
+}
+
 /// Search for the keys of one slot by SCAN.
 #[derive(Debug)]
 struct SlotKeys {
@@ -104,9 +114,8 @@ impl MultiStepCommand for SlotKeys {
         let topology = &turn.routing().topology;
         // Without placement overrides, all keys of the owner count, also while the slot moves.
         let parted = topology.has_override(self.slot);
-        let mut pair = reply::elements(&answer);
-        let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
-        for key in pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text) {
+        let (cursor, keys) = scanned(&answer);
+        for key in keys {
             if topology.slot_of(key) == self.slot && (!parted || topology.lives_at(key) == self.node) {
                 self.keys.insert(key.to_vec());
             }
@@ -123,7 +132,7 @@ impl MultiStepCommand for SlotKeys {
         }
         if cursor != b"0" && !enough {
             if self.looked_at < SEARCHED_MAX {
-                return Next::Round(self.request(&cursor));
+                return Next::Round(self.request(cursor));
             }
             encode::error(
                 &mut out,
@@ -188,9 +197,23 @@ fn shards(out: &mut Vec<u8>, members: &[Member], resp3: bool) {
     }
 }
 
-fn cluster_info(turn: &Turn, routing: &RoutingSnapshot, members: usize) -> String {
-    let down = routing.topology.nodes().filter(|n| turn.shared().with_facts(n.id, |f| f.failure.is_some()));
-    let failed: usize = down.map(|n| routing.topology.slots_of(n.id)).sum();
+fn nodes(members: &[Member], own: usize) -> String {
+    let mut text = String::new();
+    for (index, m) in members.iter().enumerate() {
+        let myself = if index == own { "myself," } else { "" };
+        let epoch = index + 1;
+        let (host, port, bus) = (&m.host, m.port, m.bus_port());
+        let _ = writeln!(
+            text,
+            "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}",
+            m.id, m.first, m.last
+        );
+    }
+    text
+}
+
+/// `failed`: number of slots whose node has failed.
+fn cluster_info(failed: usize, members: usize) -> String {
     let all = SLOT_COUNT;
     // Like a cluster without required full coverage: available slots are served.
     let state = if failed < all { "ok" } else { "fail" };
@@ -201,6 +224,50 @@ fn cluster_info(turn: &Turn, routing: &RoutingSnapshot, members: usize) -> Strin
          cluster_stats_messages_received:0\r\ntotal_cluster_links_buffer_limit_exceeded:0\r\n",
         all - failed
     )
+}
+
+/// Returns the reply of an emulated subcommand, or the text of an error. `id`: argument of the subcommand. `own`: index
+/// of the member that the client is connected to. `failed`: counts the slots whose node has failed.
+fn emulated(
+    subcommand: &str,
+    id: &[u8],
+    members: &[Member],
+    own: usize,
+    failed: impl FnOnce() -> usize,
+    resp3: bool,
+) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    match subcommand {
+        "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
+        "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
+        "LINKS" => encode::header(&mut out, b'*', 0),
+        "SLOTS" => slots(&mut out, members, resp3),
+        "SHARDS" => shards(&mut out, members, resp3),
+        "NODES" => encode::verbatim(&mut out, nodes(members, own).as_bytes(), resp3),
+        "INFO" => encode::verbatim(&mut out, cluster_info(failed(), members.len()).as_bytes(), resp3),
+        "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
+            if !members.iter().any(|m| m.id.as_bytes() == id) {
+                return Err(format!("ERR Unknown node {}", String::from_utf8_lossy(id)));
+            }
+            if subcommand.ends_with("REPORTS") {
+                encode::integer(&mut out, 0);
+            } else {
+                encode::header(&mut out, b'*', 0);
+            }
+        }
+        _ => return Err("ERR unknown subcommand. Try CLUSTER HELP.".to_owned()),
+    }
+    Ok(out)
+}
+
+/// Parses the arguments of COUNTKEYSINSLOT and GETKEYSINSLOT. `Err` has the text of an error.
+fn slot_and_count(slot: Option<&[u8]>, count: Option<&[u8]>) -> Result<(Slot, Option<usize>), &'static str> {
+    const NO_INTEGER: &str = "ERR value is not an integer or out of range";
+    let slot = slot.and_then(parse::<i64>).ok_or(NO_INTEGER)?;
+    let slot = u16::try_from(slot).ok().and_then(Slot::new).ok_or("ERR Invalid slot")?;
+    let Some(count) = count else { return Ok((slot, None)) };
+    let count = parse::<i64>(count).ok_or(NO_INTEGER)?;
+    Ok((slot, Some(usize::try_from(count).map_err(|_| "ERR Invalid number of keys")?)))
 }
 
 /// Answers READONLY, READWRITE and `ASKING`. No effect, because the router shows neither replicas nor slots in
@@ -239,10 +306,10 @@ impl Gathers {
         let Invocation { routing, handle, command, args, .. } = *call;
         let class = command.class() as u8;
         let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
-        let mut out = Vec::new();
         // These do not depend on emulation, and no client infers a cluster from their replies.
         match subcommand {
             "KEYSLOT" => {
+                let mut out = Vec::new();
                 encode::integer(
                     &mut out,
                     i64::from(routing.topology.slot_of(args.get(2).unwrap_or_default()).number()),
@@ -257,70 +324,23 @@ impl Gathers {
         let Some(client) = down.get(handle) else { return Flow::Close };
         let resp3 = client.resp3();
         let (members, own) = members(turn, down, routing, handle);
-        match subcommand {
-            "MYID" => encode::bulk(&mut out, members[own].id.as_bytes()),
-            "MYSHARDID" => encode::bulk(&mut out, id_of(&members[own].id, 0).as_bytes()),
-            "LINKS" => encode::header(&mut out, b'*', 0),
-            "SLOTS" => slots(&mut out, &members, resp3),
-            "SHARDS" => shards(&mut out, &members, resp3),
-            "NODES" => {
-                let mut text = String::new();
-                for (index, m) in members.iter().enumerate() {
-                    let myself = if index == own { "myself," } else { "" };
-                    let epoch = index + 1;
-                    let (host, port, bus) = (&m.host, m.port, m.bus_port());
-                    let _ = writeln!(
-                        text,
-                        "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}",
-                        m.id, m.first, m.last
-                    );
-                }
-                encode::verbatim(&mut out, text.as_bytes(), resp3);
-            }
-            "INFO" => encode::verbatim(&mut out, cluster_info(turn, routing, members.len()).as_bytes(), resp3),
-            "REPLICAS" | "SLAVES" | "COUNT-FAILURE-REPORTS" => {
-                let id = args.get(2).unwrap_or_default();
-                if !members.iter().any(|m| m.id.as_bytes() == id) {
-                    return down.refuse(
-                        turn,
-                        handle,
-                        class,
-                        &format!("ERR Unknown node {}", String::from_utf8_lossy(id)),
-                    );
-                }
-                if command.name.ends_with("REPORTS") {
-                    encode::integer(&mut out, 0)
-                } else {
-                    encode::header(&mut out, b'*', 0)
-                }
-            }
-            _ => return down.refuse(turn, handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
+        let failed = || {
+            let down = routing.topology.nodes().filter(|n| turn.shared().with_facts(n.id, |f| f.failure.is_some()));
+            down.map(|n| routing.topology.slots_of(n.id)).sum()
+        };
+        match emulated(subcommand, args.get(2).unwrap_or_default(), &members, own, failed, resp3) {
+            Ok(reply) => down.answer(turn, handle, class, &reply),
+            Err(error) => return down.refuse(turn, handle, class, &error),
         }
-        down.answer(turn, handle, class, &out);
         Flow::Next
     }
 
     fn keys_in_slot(&mut self, turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>) -> Flow {
         let Invocation { routing, handle, args, .. } = *call;
         let class = call.class();
-        let number = |index: usize| args.get(index).and_then(parse::<i64>);
-        let Some(slot) = number(2) else {
-            return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
-        };
-        let Some(slot) = u16::try_from(slot).ok().and_then(Slot::new) else {
-            return down.refuse(turn, handle, class, "ERR Invalid slot");
-        };
-        let wanted = match args.get(3) {
-            None => None,
-            Some(_) => match number(3) {
-                None => {
-                    return down.refuse(turn, handle, class, "ERR value is not an integer or out of range");
-                }
-                Some(count) => match usize::try_from(count) {
-                    Ok(count) => Some(count),
-                    Err(_) => return down.refuse(turn, handle, class, "ERR Invalid number of keys"),
-                },
-            },
+        let (slot, wanted) = match slot_and_count(args.get(2), args.get(3)) {
+            Ok(found) => found,
+            Err(error) => return down.refuse(turn, handle, class, error),
         };
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Slow) {

@@ -351,10 +351,15 @@ fn may_still_learn(turn: &Turn, down: &mut Downstreams, handle: Handle) -> bool 
     client.waits_mut().may_learn(asked)
 }
 
+/// Whether an unknown command is a part of an HTTP request.
+pub(super) fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:")
+}
+
 #[cold]
 fn unknown(turn: &Turn, down: &mut Downstreams, handle: Handle, lookup: &Lookup<'_>, args: &Args<'_>) -> Flow {
     let name = args.get(0).unwrap_or_default();
-    if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
+    if is_http(name) {
         // A browser was tricked into an HTTP request: reply nothing that a web page could use, as Redis does.
         let from = down.get(handle).map_or_else(String::new, |c| c.identity().origin());
         if let Some(suppressed) = down.http_log.allow(turn.now_us()) {

@@ -3,6 +3,9 @@
 //! A command is dispatched as soon as its bytes have arrived, and again from its start when its stall has ended, so no
 //! intermediate state is kept.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
 use tracing::debug;
 
@@ -202,28 +205,15 @@ impl Worker {
                 authenticated: client.identity().is_authenticated(),
             };
             let flow = match scanner.scan(&bytes[pos..], &limits) {
-                Ok(Scan::Complete { len, canonical }) => {
+                Ok(Scan::Complete { len, canonical: true }) => {
                     let raw = &bytes[pos..pos + len];
-                    let args = scanner.args(raw);
-                    let flow = if canonical {
-                        self.dispatch(&routing, handle, raw, &args)
-                    } else {
-                        let mut again = Vec::with_capacity(len);
-                        switchyard_resp::encode::command(&mut again, args.iter().collect::<Vec<_>>());
-                        let mut rescan = Scanner::default();
-                        let _ = rescan.scan(&again, &limits);
-                        self.dispatch(&routing, handle, &again, &rescan.args(&again))
-                    };
-                    (flow, len)
+                    (self.dispatch(&routing, handle, raw, &scanner.args(raw)), len)
                 }
-                Ok(Scan::Inline { len }) => {
-                    let mut again = Vec::new();
-                    match inline_to_multibulk(&bytes[pos..pos + len], &mut again) {
-                        Ok(()) if again.is_empty() => (Flow::Next, len),
-                        Ok(()) => {
-                            let mut rescan = Scanner::default();
-                            let _ = rescan.scan(&again, &Limits { authenticated: true, large: usize::MAX, ..limits });
-                            (self.dispatch(&routing, handle, &again, &rescan.args(&again)), len)
+                Ok(Scan::Complete { len, .. } | Scan::Inline { len }) => {
+                    match rewritten(&bytes[pos..pos + len], &scanner) {
+                        Ok(None) => (Flow::Next, len),
+                        Ok(Some((again, rescanned))) => {
+                            (self.dispatch(&routing, handle, &again, &rescanned.args(&again)), len)
                         }
                         Err(error) => {
                             failed = Some(error);
@@ -298,6 +288,18 @@ impl Worker {
         self.cx.down.scanner = scanner;
         pos
     }
+}
+
+/// Returns an inline or uncanonical command as nodes receive it, with its arguments. `None` if it is empty. `scanner` has
+/// scanned `raw`.
+fn rewritten(raw: &[u8], scanner: &Scanner) -> Result<Option<(Vec<u8>, Scanner)>, ProtocolError> {
+    let mut again = Vec::with_capacity(raw.len());
+    if scanner.is_mid_command() {
+        switchyard_resp::encode::command(&mut again, scanner.args(raw).iter().collect::<Vec<_>>());
+    } else {
+        inline_to_multibulk(raw, &mut again)?;
+    }
+    Ok(Scanner::again(&again).map(|rescanned| (again, rescanned)))
 }
 
 /// Reads and discards input of a client that is being closed, so that its last error is not lost to a reset.

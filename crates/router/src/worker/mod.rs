@@ -31,6 +31,12 @@ mod events;
 mod fan_out;
 mod flow;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    //! Fuzz targets of this module.
+    pub use super::cluster::fuzz::cluster;
+    pub use super::input::fuzz::first_bytes;
+}
 mod gather;
 mod hot_copies;
 mod info;

@@ -184,7 +184,7 @@ impl Tls {
     }
 
     /// Passes ciphertext to the session, and returns the number of plaintext bytes received.
-    fn open(&mut self, mut sealed: &[u8], buffer: &mut [u8]) -> usize {
+    pub(crate) fn open(&mut self, mut sealed: &[u8], buffer: &mut [u8]) -> usize {
         let mut count = 0;
         while !sealed.is_empty() {
             let read = match self.session.read_tls(&mut sealed) {

@@ -275,6 +275,9 @@ fn versions_and_lints_come_from_the_root(files: &Files) -> Vec<String> {
     complaints
 }
 
+/// Maximum files in all corpora, because each is replayed by `cargo test`, and reviewed when it is added.
+const CORPORA_MAX: usize = 300;
+
 /// Cargo cannot detect a path to a file of another crate, or its code included as text.
 fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
     let mut complaints = Vec::new();
@@ -551,6 +554,19 @@ fn workers_share_only_listed_state() {
 #[test]
 fn files_are_not_too_long() {
     check(files_are_short);
+}
+
+#[test]
+fn corpora_of_fuzz_targets_are_complete_and_small() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let names = |folder: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(fuzz.join(folder)).expect("a folder").map(|entry| entry.expect("an entry").path());
+        entries.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned()).collect()
+    };
+    let (targets, corpora) = (names("fuzz_targets"), names("corpus"));
+    assert_eq!(targets, corpora, "each fuzz target has a corpus");
+    let files: usize = corpora.iter().map(|name| names(&format!("corpus/{name}")).len()).sum();
+    assert!(files < CORPORA_MAX, "the corpora have {files} files: run make fuzz-corpus, and remove the least useful");
 }
 
 #[test]

@@ -1,0 +1,46 @@
+//! Fuzz target: any bytes as a script and as a library.
+
+use std::sync::LazyLock;
+
+use super::prelude::NOT_UNDERSTOOD;
+use super::{UndeclaredKeys, Verdict, analyse, syntax, unwrapped_library, with_prelude, wrapped_library};
+use switchyard_resp::command::CommandTable;
+
+static TABLE: LazyLock<CommandTable> = LazyLock::new(CommandTable::builtin);
+
+/// Checks that a script gets the same verdict if only its white space changes, that preludes are valid Lua on one line,
+/// and that the check of a library can be removed again.
+///
+/// # Panics
+/// If one of these is wrong.
+pub fn lua(body: &[u8]) {
+    let verdict = analyse(body, &TABLE, UndeclaredKeys::Slot);
+    assert_eq!(analyse(&[body, b"\n"].concat(), &TABLE, UndeclaredKeys::Slot), verdict, "with one more line end");
+    match (&verdict, analyse(body, &TABLE, UndeclaredKeys::Nothing)) {
+        (Verdict::Wrapped(_), Verdict::Wrapped(stricter)) => {
+            for prelude in [prelude_of(&verdict), Some(&*stricter)].into_iter().flatten() {
+                assert!(!prelude.contains('\n'), "lines of errors would change");
+                assert!(syntax::read(prelude.as_bytes(), &TABLE).is_some(), "{prelude}");
+                let [shebang, _, text] = with_prelude(body, prelude);
+                assert_eq!([shebang, text].concat(), body);
+            }
+        }
+        (verdict, other) => assert_eq!(*verdict, other, "undeclared keys only affect the check"),
+    }
+    let original = unwrapped_library(body).unwrap_or_else(|| body.to_vec());
+    let verdict = analyse(&original, &TABLE, UndeclaredKeys::Slot);
+    let wrapped = wrapped_library(body, &TABLE);
+    assert_eq!(wrapped.is_err(), matches!(verdict, Verdict::Refused(_)));
+    // No server stores a library that registers nothing, or one without a line end after its first line.
+    let is_stored = prelude_of(&verdict) != Some(NOT_UNDERSTOOD) && original.contains(&b'\n');
+    if let Ok(wrapped) = wrapped
+        && is_stored
+    {
+        assert_eq!(unwrapped_library(&wrapped), Some(original));
+        assert_eq!(wrapped_library(&wrapped, &TABLE), Ok(wrapped), "wrapped twice");
+    }
+}
+
+fn prelude_of(verdict: &Verdict) -> Option<&str> {
+    if let Verdict::Wrapped(prelude) = verdict { Some(prelude) } else { None }
+}

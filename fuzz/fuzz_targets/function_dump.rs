@@ -1,0 +1,4 @@
+//! Runs `function_dump`, which `cargo test` replays with the corpus.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| switchyard_router::fuzz::function_dump(input));
