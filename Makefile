@@ -146,6 +146,12 @@ soak-scripts: ## COUNT random scripts and functions: replies as from one server,
 	@scripts/install-deps.sh test
 	SWITCHYARD_E2E_SCRIPTS=$(COUNT) $(CARGO) test --locked -p switchyard --test e2e script_generator:: -- --nocapture
 
+.PHONY: miri
+miri: ## tests of `unsafe` blocks with Miri (needs a nightly toolchain)
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { echo "missing: Miri; get it with: rustup component add miri rust-src --toolchain nightly" >&2; exit 1; }
+	@# Not sys::send_batch: Miri has no io_uring.
+	$(CARGO) +nightly miri test --locked -p switchyard-router --lib sys::heap::
+
 .PHONY: sbom
 sbom: ## name, version, licence and source of every dependency of the binary
 	@$(CARGO) tree --locked -p switchyard -e normal --target all --prefix none --format '{p} | {l} | {r}' | sort -u
