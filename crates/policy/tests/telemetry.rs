@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use rand_xoshiro::SplitMix64;
-use rand_xoshiro::rand_core::{Rng as _, SeedableRng as _};
+use rand_xoshiro::rand_core::SeedableRng as _;
 use switchyard_policy::telemetry::{AccessKind, Board, Counts, HotKey, Identity, KeyAccess, Name, Segment, Weights};
 use switchyard_policy::topology::NodeId;
 

@@ -13,6 +13,9 @@ use std::{panic, process};
 
 use crate::cli::Cli;
 
+/// Commit of the build, or `unknown`; with `-dirty` if files had changed since.
+pub const COMMIT: &str = env!("SWITCHYARD_COMMIT");
+
 /// Exits quietly when stdout is closed, as in `switchyard nodes | head`: `println!` would panic.
 fn end_without_readers() {
     let usual = panic::take_hook();

@@ -201,7 +201,7 @@ fn help_has_examples_and_exit_codes() {
         .strip_prefix(concat!("switchyard ", env!("CARGO_PKG_VERSION"), " ("))
         .and_then(|rest| rest.strip_suffix(')'));
     let commit = commit.unwrap_or_else(|| panic!("no commit: {out}"));
-    assert_eq!((code, commit), (0, env!("SWITCHYARD_COMMIT")));
+    assert_eq!((code, commit), (0, switchyard_product::COMMIT));
     // A working tree has a commit; an archive has no commit, except with SWITCHYARD_COMMIT.
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     if Path::new(root).join(".git").exists() && std::env::var_os("SWITCHYARD_COMMIT").is_none() {
@@ -437,11 +437,8 @@ fn post(admin: SocketAddr, path: &str, more: &str) -> String {
 fn post_body(admin: SocketAddr, path: &str, more: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(admin).expect("a connection");
     let length = body.len();
-    write!(
-        stream,
-        "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{more}\r\n{body}"
-    )
-    .expect("sent");
+    write!(stream, "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Length: {length}\r\n{more}\r\n{body}")
+        .expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer
@@ -520,7 +517,7 @@ fn the_product_offers_no_research_modes() {
 
     let serve = Serve::start(&node(7001));
     let token = std::fs::read_to_string(serve.dir.path().join("state/admin-token")).expect("the token");
-    let bearer = format!("Authorization: Bearer {}\r\n", token.trim());
+    let bearer = format!("Authorization: Bearer {}\r\nContent-Type: application/json\r\n", token.trim());
     for options in [
         r#""protocol":"netmigrate","paper":{},"allow_key_loss":true"#,
         r#""protocol":"bloom""#,

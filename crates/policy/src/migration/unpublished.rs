@@ -57,7 +57,7 @@ impl Rules {
         match *self {}
     }
 
-    /// Every n-th double read has its key fetched; 0: none.
+    /// Returns n: the router fetches the key of each n-th double read. 0: of none.
     #[must_use]
     pub const fn fetches_one_in(&self) -> u32 {
         match *self {}

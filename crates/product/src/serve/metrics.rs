@@ -16,7 +16,7 @@ pub(super) fn add_process(page: &mut Page) {
     page.counters("log_lines_left_out", "Lines of the log that were not written, by reason", "reason", values);
     let facts = [
         ("version", env!("CARGO_PKG_VERSION")),
-        ("commit", env!("SWITCHYARD_COMMIT")),
+        ("commit", crate::COMMIT),
         ("metrics_version", METRICS_VERSION),
     ];
     page.info("build", "Version and commit of Switchyard, and version of the metrics' names, labels and units", &facts);

@@ -13,6 +13,7 @@
 pub(crate) mod fuzz;
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 
 use sha1::{Digest, Sha1};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
