@@ -10,6 +10,9 @@ CARGO ?= cargo
 # rustup's folder, for shells that have not read ~/.cargo/env.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
+# Cargo's target directory, for the shell of a recipe.
+TARGET_DIR = $$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -23,16 +26,18 @@ demo: ## a demonstration with real servers, in a minute; HOLD=1 keeps it running
 	@scripts/install-deps.sh demo
 	@echo "building the router (minutes the first time, seconds later)"
 	@$(CARGO) build --locked --profile fast -p switchyard
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    exec "$$target_dir/fast/switchyard" demo $(if $(filter-out 0,$(HOLD)),--hold) $(ARGS)
-
-# More tests than processors, because tests mostly wait for servers.
-export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: test
 test: ## every test: units, properties, and end to end against real servers and client libraries
 	@scripts/install-deps.sh test
 	@CARGO="$(CARGO)" scripts/test.py $(ARGS)
+
+.PHONY: planted
+planted: ## plants bugs in moves, hot copies and the planner, one at a time: the tests must find each
+	@scripts/install-deps.sh build
+	$(CARGO) test --locked -p switchyard-sim -p switchyard-policy --features planted-bugs,research --test planted --test planner planted -- --nocapture
 
 .PHONY: test-large
 test-large: ## tests with values of 512 MB, which need 2 GB of memory
@@ -54,7 +59,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 package: ## a tarball and a .deb of a static binary, in target/package
 	@scripts/install-deps.sh package
 	$(CARGO) build --release --locked --target $(STATIC) -p switchyard
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    scripts/package.sh "$$target_dir/$(STATIC)/release/switchyard" "$$target_dir/package"
 
 .PHONY: fmt
@@ -65,35 +70,36 @@ fmt: ## format the code
 lint: ## the checks of CI besides the tests: formatting, and clippy without a warning; also advice on the English of changed lines
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --features research --locked -- -D warnings
-	$(CARGO) clippy -p switchyard -p switchyard-control -p switchyard-router -p switchyard-policy -p switchyard-sim --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p switchyard -p switchyard-product -p switchyard-control -p switchyard-router -p switchyard-policy -p switchyard-sim --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p switchyard-policy -p switchyard-sim --all-targets --features planted-bugs,research --locked -- -D warnings
 	@base=$$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD); \
 	    scripts/plain-english --change "$$base" 2>/dev/null || true
 
+CHECKS ?=
 .PHONY: deny
-deny: ## licences, advisories, bans and sources of the dependencies (builds cargo-deny first if it is missing: minutes)
-	@$(CARGO) deny --version >/dev/null 2>&1 || { echo "building cargo-deny, once ..."; $(CARGO) install --locked cargo-deny; }
-	$(CARGO) deny --workspace check
+deny: ## licences, advisories, bans and sources of the dependencies; CHECKS="bans licenses" only these
+	@scripts/install-deps.sh deny
+	@PATH="$(TARGET_DIR)/tools/bin:$$PATH" $(CARGO) deny --workspace check $(CHECKS)
 
 .PHONY: bench-peers
 bench-peers: ## the router compared with twemproxy, HAProxy and Envoy in one run; writes docs/results/benchmarks.md
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    exec "$$target_dir/release/switchyard-lab" peers --out docs/results/benchmarks.md $(ARGS)
 
 .PHONY: bench-hot-keys
 bench-hot-keys: ## gain from hot copies, and their cost if no key is hot; writes docs/results/hot-keys.md
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    exec "$$target_dir/release/switchyard-lab" hot-keys --out docs/results/hot-keys.md $(ARGS)
 
 .PHONY: bench-costs
 bench-costs: ## cost per request of TLS, a limit on keys, a limit of the user, and a restricted user
 	@scripts/install-deps.sh bench
 	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    exec "$$target_dir/release/switchyard-lab" peers --no-install --rows '50 clients' --tls \
 	        --variant 'limit=--config $(CURDIR)/scripts/bench/limits.toml' \
 	        --variant 'user bound=--set clients.default-user-rules=requests-per-second=100000000' \
@@ -104,7 +110,7 @@ bench-costs: ## cost per request of TLS, a limit on keys, a limit of the user, a
 compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR and VALKEY_TESTS=DIR; see docs/results/compatibility.md
 	@scripts/install-deps.sh test
 	$(CARGO) build --locked --profile fast -p switchyard
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    venv=$$target_dir/compat-venv; \
 	    [ -x $$venv/bin/python ] || { python3 -m venv $$venv && $$venv/bin/pip install --quiet "redis>=4.3.4,<6" pyyaml; }; \
 	    exec $$venv/bin/python scripts/compat/compat.py --switchyard "$$target_dir/fast/switchyard" --out docs/results/compatibility.md $(ARGS)
@@ -113,7 +119,7 @@ compat: ## public compatibility suites, from checkouts given by COMPAT_SUITE=DIR
 compat-clients: ## suites of client libraries, from checkouts given by REDIS_PY=DIR, GO_REDIS=DIR and IOREDIS=DIR; see CONTRIBUTING.md
 	@scripts/install-deps.sh test
 	$(CARGO) build --locked --profile fast -p switchyard
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    exec python3 scripts/compat/clients.py --switchyard "$$target_dir/fast/switchyard" --cache "$$target_dir/compat-clients" \
 	        --out docs/results/compatibility.md $(ARGS)
 
@@ -121,10 +127,9 @@ SEEDS ?= 10000
 .PHONY: sim
 sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every planted bug must be found
 	$(CARGO) build --locked --profile fast -p switchyard-lab
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    "$$target_dir/fast/switchyard-lab" sim sweep --seeds $(SEEDS) $(ARGS)
-	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted -- --nocapture
-	$(CARGO) test --locked -p switchyard-policy --features planted-bugs --test planner planted -- --nocapture
+	@$(MAKE) planted
 
 KEYS ?= 10000
 .PHONY: twemproxy-placement
@@ -136,7 +141,7 @@ TIME ?= 60
 soak: ## moves with faults for TIME seconds, under clients whose histories must be linearizable
 	@scripts/install-deps.sh test
 	$(CARGO) build --locked --profile fast -p switchyard -p switchyard-lab
-	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	@target_dir=$(TARGET_DIR); \
 	    (cd tests-clients/history-check && go build -buildvcs=false -o "$$target_dir/history-check" .) && \
 	    exec "$$target_dir/fast/switchyard-lab" soak --checker "$$target_dir/history-check" --time $(TIME)s $(ARGS)
 

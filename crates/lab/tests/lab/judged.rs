@@ -37,13 +37,19 @@ fn go(arguments: &[&str]) -> bool {
     true
 }
 
-/// The checker, built once; `None` if it is left out.
+/// The checker, built once per process; `None` if it is left out.
 fn checker() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("history-check");
-        go(&["build", "-buildvcs=false", "-mod=readonly", "-o", to.to_str().expect("a path in UTF-8"), "."])
-            .then_some(to)
+        // Tests run in separate processes at the same time, and another test may execute the file.
+        let made = to.with_extension(std::process::id().to_string());
+        go(&["build", "-buildvcs=false", "-mod=readonly", "-o", made.to_str().expect("a path in UTF-8"), "."]).then(
+            || {
+                std::fs::rename(&made, &to).expect("renamed");
+                to
+            },
+        )
     });
     built.as_deref()
 }

@@ -1,72 +1,83 @@
-//! Tests `scripts/test.py` with a fake cargo and fake tests: which runs pass, are flaky, or fail.
+//! Tests `scripts/test.py` with a fake cargo: which runs pass, list flaky tests, or fail.
 //!
 //! Needed because all other tests run through this script: a bug that hides a failure would stay unnoticed.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::Command;
 
-fn script(path: &Path, text: &str) {
-    fs::write(path, format!("#!/bin/sh\n{text}")).expect("written");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("its mode");
+/// A run of nextest: its exit code, and its tests with whether each passes. `None`: it writes no report.
+type Fake<'a> = (i32, Option<&'a [(&'a str, bool)]>);
+
+/// Report of nextest in JUnit's format.
+fn report(tests: &[(&str, bool)]) -> String {
+    let cases = tests.iter().fold(String::new(), |mut cases, (name, passes)| {
+        let result = if *passes { "<system-err>not tried here: x</system-err>" } else { "<failure/>" };
+        let _ = write!(cases, "<testcase name='{name}' classname='a::b'>{result}</testcase>");
+        cases
+    });
+    format!("<testsuites><testsuite name='a::b'>{cases}</testsuite></testsuites>")
 }
 
-/// Exit code of the script, and the lines after the last test.
-fn run(binary: &str) -> (Option<i32>, String) {
+/// Returns the exit code of the script, and its lines after the last run of nextest.
+fn run(runs: &[Fake<'_>]) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| dir.path().join(name);
-    script(&at("tests"), binary);
-    let made = serde_json::json!({
-        "manifest_path": at("Cargo.toml"), "executable": at("tests"), "target": { "name": "planted" }, "profile": { "test": true },
-    });
-    fs::write(at("made"), made.to_string()).expect("written");
-    script(&at("cargo"), &format!("cat {}", at("made").display()));
+    let (at, cargo) = (dir.path().display(), dir.path().join("cargo"));
+    let mut text = format!(
+        "#!/bin/sh\n[ \"$1\" = metadata ] && {{ echo '{{\"target_directory\":\"{at}\"}}'; exit; }}\n\
+         run=$(ls {at}/nextest | wc -l)\nmkdir -p {at}/nextest/run$run {at}/nextest/default\ncase $run in\n"
+    );
+    for (number, (code, tests)) in runs.iter().enumerate() {
+        // The folder `default` counts from the second run on.
+        let number = if number == 0 { 0 } else { number + 1 };
+        let report = tests.map_or_else(String::new, |tests| {
+            format!("cat >{at}/nextest/default/junit.xml <<'END'\n{}\nEND\n", report(tests))
+        });
+        let _ = writeln!(text, "{number}) {report}\nexit {code};;");
+    }
+    text.push_str("esac\nexit 99\n");
+    fs::create_dir(dir.path().join("nextest")).expect("a folder");
+    fs::write(&cargo, text).expect("written");
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o700)).expect("its mode");
     let ended = Command::new("python3")
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/test.py"))
-        .env("CARGO", at("cargo"))
+        .env("CARGO", cargo)
         .output()
         .expect("python3");
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();
-    (
-        ended.status.code(),
-        text.rsplit_once("\n\n").map_or_else(String::new, |(_, end)| end.replace(dir_name(dir.path()), "x")),
-    )
-}
-
-fn dir_name(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).expect("a name")
-}
-
-/// A test binary with three tests. `shaky` passes on its second run, alone.
-fn fake_tests(others: &str, failed: usize, code: usize) -> String {
-    format!(
-        "case $1 in\n\
-         '') echo 'test good ... ok'; echo 'test shaky ... FAILED'; {others}\n\
-         echo 'test result: FAILED. 1 passed; {failed} failed; 0 ignored; 0 measured'; exit {code};;\n\
-         shaky) if [ -e once ]; then echo 'test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured'; exit 0; fi; touch once;;\n\
-         esac\n\
-         echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured'; exit 101\n"
-    )
+    (ended.status.code(), text.rsplit_once("\n\n").map_or(text.clone(), |(_, end)| end.to_owned()))
 }
 
 #[test]
-fn a_test_that_passes_alone_is_flaky_and_the_run_passes() {
-    let flaky = "flaky (failed, then passed alone): x/planted: shaky\n";
-    assert_eq!(run(&fake_tests("", 1, 101)), (Some(0), format!("{flaky}2 passed, 0 failed\n")));
-    let (code, end) = run(&fake_tests("echo 'test bad ... FAILED'", 2, 101));
-    assert_eq!((code, end), (Some(1), format!("{flaky}FAILED: x/planted: bad\n2 passed, 1 failed\n")));
+fn a_test_that_passes_alone_is_listed_and_the_run_passes() {
+    let first: Fake<'_> = (100, Some(&[("good", true), ("shaky", false)]));
+    let again: Fake<'_> = (0, Some(&[("shaky", true)]));
+    let end =
+        "flaky (failed, then passed alone): a::b: shaky\nnot tried: not tried here: x\n2 passed, 0 failed, 1 skipped\n";
+    assert_eq!(run(&[first, again]), (Some(0), end.to_owned()));
 }
 
 #[test]
-fn a_binary_that_ends_early_fails_the_run() {
-    for (failed, code) in [(1, 134), (2, 101)] {
-        let (ended, end) = run(&fake_tests("", failed, code));
-        assert!(
-            ended == Some(1) && end.contains("did not come to its end") && end.ends_with("2 passed, 1 failed\n"),
-            "{end}"
-        );
+fn a_test_that_fails_three_times_fails_the_run() {
+    let first: Fake<'_> = (100, Some(&[("good", true), ("bad", false)]));
+    let again: Fake<'_> = (100, Some(&[("bad", false)]));
+    let (code, end) = run(&[first, again, again]);
+    assert!(code == Some(1) && end.contains("FAILED: a::b: bad\n1 passed, 1 failed"), "{code:?} {end}");
+}
+
+#[test]
+fn more_than_two_flaky_tests_fail_the_run() {
+    let first: Fake<'_> = (100, Some(&[("a", false), ("b", false), ("c", false)]));
+    let again: Fake<'_> = (0, Some(&[("a", true), ("b", true), ("c", true)]));
+    let (code, end) = run(&[first, again]);
+    assert!(code == Some(1) && end.contains("FAILED: 3 flaky tests"), "{code:?} {end}");
+}
+
+#[test]
+fn a_runner_that_ends_early_fails_the_run() {
+    for early in [(101, None), (0, None), (134, Some(&[("good", true)][..])), (100, Some(&[("good", true)][..]))] {
+        let (code, end) = run(&[early]);
+        assert!(code == Some(1) && end.ends_with("0 passed, 1 failed\n"), "{code:?} {end}");
     }
-    let (ended, end) = run("echo 'test good ... ok'; kill -9 $$\n");
-    assert!(ended == Some(1) && end.contains("FAILED: ") && end.ends_with("0 passed, 1 failed\n"), "{end}");
 }
