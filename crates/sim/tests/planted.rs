@@ -1,6 +1,6 @@
 //! Every planted bug is found, which shows that the checkers see violations.
 //!
-//! Run with `cargo test -p switchyard-sim --features planted-bugs --test planted`; `-- --nocapture` prints the seeds.
+//! Run with `make planted`.
 
 #![cfg(feature = "planted-bugs")]
 
@@ -76,20 +76,60 @@ const MOVERS: &[Planted] = &[
     Planted::Around(Bug::MapMadeBefore),
 ];
 
+/// Seeds that find bugs which need many. They are tried first, because a search takes a minute for each of these bugs. A
+/// change of the simulator changes the seeds: the test then searches, and prints the new ones.
+const KNOWN: &[(Planted, &str, u64)] = &[
+    (Planted::Around(Bug::AskedAgainIsNotInFlight), "rough", 966),
+    (Planted::Around(Bug::SentBeforeHandshake), "rough", 382),
+    (Planted::Around(Bug::ResumedWithoutKill), "rough", 2_775),
+    (Planted::Around(Bug::EndedOnlyForALeg), "rough", 767),
+    (Planted::Around(Bug::ForgottenAtTheEnd), "given-up", 73),
+    (Planted::Around(Bug::RestoreReplace), "forgetful", 3_343),
+    (Planted::Around(Bug::FlushHalfAwaited), "rough", 838),
+    (Planted::Around(Bug::DoubleReadBelieved), "netmigrate", 3_986),
+    (Planted::Around(Bug::DoubleReadOfAnyProcess), "netmigrate", 2_770),
+    (Planted::Around(Bug::OverrideForgotten), "exceptions", 0),
+    (Planted::Around(Bug::OverrideTaken), "exceptions", 8),
+    (Planted::Around(Bug::FilledBeforeAllCacheable), "hot", 588),
+    (Planted::Around(Bug::GatesBeforeStayOpen), "hot", 783),
+    (Planted::Around(Bug::DoubtfulIsOver), "hot", 3_111),
+    (Planted::Around(Bug::BlockedRaisesOnce), "hot-rough", 1_649),
+    (Planted::Around(Bug::PanicForgetsWhatWasSent), "hot", 5_516),
+    (Planted::Around(Bug::NotPlacedAnew), "hot-returns", 314),
+    (Planted::Around(Bug::AnotherProcessUnnoticed), "hot", 6_814),
+    (Planted::Machine(Machine::GivenUpBeforeRecord), "movers-forget", 4_399),
+    (Planted::Machine(Machine::CopiedFromAnother), "precopy-forgetful", 39),
+    (Planted::Machine(Machine::CommitBeforeUnlink), "rough", 728),
+    (Planted::Machine(Machine::PresenceIsHistory), "forgetful", 31),
+    (Planted::Machine(Machine::EndedUnconfirmed), "forgetful", 5_745),
+    (Planted::Machine(Machine::HandOverBeforeRecord), "rough", 1_603),
+    (Planted::Machine(Machine::RollbackWithoutDrain), "rough", 406),
+    (Planted::Machine(Machine::GivenUpWithoutDrain), "lost", 386),
+    (Planted::Machine(Machine::ReturnedThoughRemoved), "rough", 11_049),
+    (Planted::Machine(Machine::NotListedAgain), "forgetful", 75),
+    (Planted::Machine(Machine::LeftWhereItRestarted), "forgetful", 201),
+    (Planted::Machine(Machine::StagedWithoutBarrier), "staging", 682),
+    (Planted::Machine(Machine::PieceWrittenLate), "staging", 417),
+    (Planted::Machine(Machine::GoneIsRenamed), "in-vain", 5_842),
+    (Planted::Machine(Machine::OverridePurged), "exceptions", 0),
+    (Planted::Machine(Machine::PurgedBeyondScope), "exceptions", 0),
+    (Planted::Machine(Machine::WalkedWhileAway), "databases", 9_170),
+];
+
 #[test]
-fn each_bug_is_found_within_twenty_thousand_seeds() {
+fn each_planted_bug_is_found_within_twenty_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
-    let scenarios =
+    let named =
         |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
-    let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
-    let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
-    let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
-    let (slots, movers, in_vain) = (scenarios(&["slots"]), scenarios(&["movers"]), scenarios(&["in-vain"]));
-    let movers_forget = scenarios(&["movers-forget"]);
-    let (databases, netmigrate) = (scenarios(&["databases"]), scenarios(&["netmigrate"]));
-    let (hot, hot_rough) = (scenarios(&["hot"]), scenarios(&["hot-rough"]));
-    let (hot_moves, hot_returns) = (scenarios(&["hot-moves"]), scenarios(&["hot-returns"]));
-    let precopy = scenarios(&["precopy", "precopy-forgetful"]);
+    let (others, watch) = (named(&["rough", "forgetful", "calm", "exceptions", "given-up"]), named(&["watch"]));
+    let (staging, stop_and_copy) = (named(&["staging"]), named(&["stop-and-copy"]));
+    let (full_disk, lost, clocks) = (named(&["full-disk"]), named(&["lost"]), named(&["clocks"]));
+    let (slots, movers, in_vain) = (named(&["slots"]), named(&["movers"]), named(&["in-vain"]));
+    let movers_forget = named(&["movers-forget"]);
+    let (databases, netmigrate) = (named(&["databases"]), named(&["netmigrate"]));
+    let (hot, hot_rough) = (named(&["hot"]), named(&["hot-rough"]));
+    let (hot_moves, hot_returns) = (named(&["hot-moves"]), named(&["hot-returns"]));
+    let precopy = named(&["precopy", "precopy-forgetful"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // Other scenarios have no WATCH.
@@ -100,7 +140,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
             matches!(planted, Planted::Machine(Machine::GoneIsRenamed | Machine::StagedAtAnotherProcess))
                 || *planted == Planted::Around(Bug::UnusableKeptAtReturn);
         let of_copies = |bugs: &[Bug]| matches!(planted, Planted::Around(bug) if bugs.contains(bug));
-        let found = if of_watches {
+        let scenarios = if of_watches {
             &watch
         } else if of_copies(HOT) {
             &hot
@@ -141,11 +181,16 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
             &stop_and_copy
         } else {
             &others
-        }
-        .iter()
-        .find_map(|scenario| {
-            let run = sweep(scenario, Some(*planted), 0, SEEDS, 2, |_| {})?;
-            Some((scenario.name.clone(), run))
+        };
+        let known = KNOWN.iter().find(|(bug, ..)| bug == planted).and_then(|&(_, scenario, seed)| {
+            let scenario = scenarios.iter().find(|built_in| built_in.name == scenario)?;
+            Some((scenario.name.clone(), sweep(scenario, Some(*planted), seed, 1, 1, |_| {})?))
+        });
+        let found = known.or_else(|| {
+            scenarios.iter().find_map(|scenario| {
+                let run = sweep(scenario, Some(*planted), 0, SEEDS, 2, |_| {})?;
+                Some((scenario.name.clone(), run))
+            })
         });
         match found {
             Some((scenario, run)) => {
@@ -164,7 +209,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
 
 /// The exhaustive search also finds bugs that need no clock, expiry or data loss, with the fewest steps.
 #[test]
-fn the_search_through_all_orders_finds_bugs() {
+fn the_search_through_all_orders_finds_planted_bugs() {
     let base = Bounds { keys: 1, ..Bounds::default() };
     let (cut, restart) = (Bounds { cuts: 1, ..base }, Bounds { restarts: 1, ..base });
     let (crash, turn) = (Bounds { crashes: 1, ..base }, Bounds { turns: 1, ..base });
