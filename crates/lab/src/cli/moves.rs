@@ -13,12 +13,13 @@ use switchyard_lab::product;
 
 use super::{typed, words};
 
-/// Compare moves with `redis-cli --cluster reshard`: speed, and effect on clients
+/// Compare moves with `redis-cli --cluster reshard` and `CLUSTER MIGRATESLOTS`: speed, and effect on clients
 #[derive(Debug, Args)]
 #[command(
     long_about = "Start two Redis servers with the router in front, and a Redis Cluster of two; fill both with the same keys; move half of \
         the slots from the first server to the second, by `switchyard move` and by `redis-cli --cluster reshard`: without load \
-        (speed), under load (effect on clients), and under writes to the moving slots (whether it ends). Also the cost of DUMP, RESTORE and \
+        (speed), under load (effect on clients), and under writes to the moving slots (whether it ends). With servers that have it, also by \
+        CLUSTER MIGRATESLOTS. Also the cost of DUMP, RESTORE and \
         UNLINK alone, which is a floor for every way to move.\n\n\
         Takes many minutes at full size. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
@@ -80,6 +81,11 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
+    /// The server program [default: redis-server or valkey-server of PATH]; Valkey 9 is also measured with CLUSTER
+    /// MIGRATESLOTS
+    #[arg(long, value_name = "PATH")]
+    server: Option<PathBuf>,
+
     /// Rewrite the section in this document
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -95,6 +101,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     let only = arguments.only.iter().map(part).collect::<anyhow::Result<Vec<_>>>()?;
     let results = moves::run(&Settings {
         switchyard: product::find(arguments.switchyard.as_deref())?,
+        server: arguments.server.clone(),
         serve_args: words(&arguments.serve_args),
         goal: arguments.goal.clone(),
         parts: if only.is_empty() { Part::ALL.map(|(part, _)| part).to_vec() } else { only },

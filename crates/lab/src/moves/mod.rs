@@ -1,5 +1,6 @@
-//! Cost of moving slots, and its effect on clients: the router's moves compared with `redis-cli --cluster reshard` on a
-//! Redis Cluster with the same data, load and machine, in one run.
+//! Cost of moving slots, and its effect on clients: the router's moves compared with `redis-cli --cluster reshard`, and
+//! with `CLUSTER MIGRATESLOTS` if the servers have it, on a Redis Cluster with the same data, load and machine, in one
+//! run.
 //!
 //! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of
 //! the same version with the same keys, under the same generator at the same rate.
@@ -25,7 +26,7 @@ use switchyard_bench::random::{Popularity, YCSB_THETA};
 
 pub use self::generator::{Counts, Keys, Layout, Run};
 use self::limit::Limit;
-use self::site::{Cluster, Journal, Programs, Routed, keys_at, version_of, wait_for};
+use self::site::{Cluster, ClusterMove, Journal, Programs, Routed, keys_at, version_of};
 use self::slot::SLOTS;
 use crate::procfs::{MachineReading, resident_bytes};
 
@@ -60,6 +61,8 @@ impl Part {
 pub struct Settings {
     /// Path of the router's binary.
     pub switchyard: PathBuf,
+    /// Path of the server program, if not the installed one.
+    pub server: Option<PathBuf>,
     /// Further arguments of `serve`.
     pub serve_args: Vec<String>,
     /// Goal (`--goal`) of moves under load; without load it is `fast`.
@@ -175,11 +178,19 @@ impl Results {
     pub fn failures(&self) -> &[String] {
         &self.failures
     }
+
+    /// The fastest `redis-cli --cluster reshard` with values of this size.
+    fn best_reshard(&self, size: usize) -> Option<&Speed> {
+        let of_size = self.speeds.iter().filter(|s| s.size == size && s.way.starts_with("redis-cli"));
+        of_size.max_by(|a, b| a.keys_per_second().total_cmp(&b.keys_per_second()))
+    }
 }
 
 struct Bench<'a> {
     settings: &'a Settings,
     programs: Programs,
+    /// Whether the servers have `CLUSTER MIGRATESLOTS`.
+    migrateslots: bool,
     folder: &'a Path,
     bar: ProgressBar,
     results: Results,
@@ -189,17 +200,19 @@ struct Bench<'a> {
 /// Measures, prints, and rewrites the section of the document.
 pub fn run(settings: &Settings) -> Result<Results> {
     ensure!(settings.keys >= 200, "--keys must be at least 200");
-    let programs = Programs::find(&settings.switchyard)?;
+    let programs = Programs::find(&settings.switchyard, settings.server.as_deref())?;
     switchyard_bench::process::raise_file_limit();
     let folder =
         tempfile::Builder::new().prefix("switchyard-moves-").tempdir().context("cannot create a temporary folder")?;
+    let migrateslots = programs.has_migrateslots(folder.path())?;
     let bar = ProgressBar::new_spinner();
     bar.set_style(
         ProgressStyle::with_template("{elapsed_precise} {spinner} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_spinner()),
     );
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut bench = Bench { settings, programs, folder: folder.path(), bar, results: Results::default(), sites: 0 };
+    let (folder, results) = (folder.path(), Results::default());
+    let mut bench = Bench { settings, programs, migrateslots, folder, bar, results, sites: 0 };
     let wants = |part| settings.parts.contains(&part);
     if wants(Part::Fast) {
         for (size, fewer) in SIZES {
@@ -263,19 +276,13 @@ impl Bench<'_> {
     }
 
     fn fast(&mut self, size: usize, keys: u64) -> Result<()> {
-        for pipeline in self.settings.pipelines.clone() {
-            let what = format!("reshard, {size} B, pipeline {pipeline}");
-            let outcome = self.reshard_unloaded(size, keys, pipeline);
-            if let Some((moved, took)) = self.attempt(&what, outcome)? {
-                let way = format!("redis-cli reshard, pipeline {pipeline}");
-                self.results.speeds.push(Speed {
-                    size,
-                    way,
-                    slots: layout(keys).each(),
-                    keys: moved,
-                    took,
-                    cost: None,
-                });
+        let reshards = self.settings.pipelines.iter().map(|&pipeline| ClusterMove::Reshard { pipeline });
+        let ways: Vec<_> = reshards.chain(self.migrateslots.then_some(ClusterMove::MigrateSlots)).collect();
+        for way in ways {
+            let outcome = self.cluster_unloaded(size, keys, way);
+            if let Some((moved, took)) = self.attempt(&format!("{way}, {size} B"), outcome)? {
+                let (way, slots) = (way.to_string(), layout(keys).each());
+                self.results.speeds.push(Speed { size, way, slots, keys: moved, took, cost: None });
             }
         }
         let outcome = self.limit(size, keys);
@@ -299,7 +306,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn reshard_unloaded(&mut self, size: usize, keys: u64, pipeline: u32) -> Result<(u64, Duration)> {
+    fn cluster_unloaded(&mut self, size: usize, keys: u64, way: ClusterMove) -> Result<(u64, Duration)> {
         let layout = layout(keys);
         let name = self.name("cluster");
         let cluster = Cluster::start(&self.programs, &name, self.folder)?;
@@ -307,10 +314,8 @@ impl Bench<'_> {
         let data = Keys::new((0..keys).collect(), size, &layout);
         self.fill(&data, |slot| cluster.owner(slot), &name)?;
         let before = keys_at(cluster.addresses[0])?;
-        self.print(format!("redis-cli --cluster reshard, {size} B, pipeline {pipeline}: {before} keys"));
-        let begun = Instant::now();
-        let mut reshard = cluster.reshard(&self.programs, layout.each(), pipeline, self.folder)?;
-        let took = wait_for(&mut reshard, begun, TIMEOUT, || self.stopped())?;
+        self.print(format!("{way}, {size} B: {before} keys"));
+        let took = cluster.relocate(&self.programs, way, layout.each(), self.folder, || self.stopped())?;
         self.all_moved(before, keys, cluster.addresses[0], cluster.addresses[1])?;
         Ok((before as u64, took))
     }
@@ -389,21 +394,19 @@ impl Bench<'_> {
                 self.results.noticed.push(noticed);
             }
         }
-        let best = self.best_reshard(64).map(|s| s.way.clone());
+        let best = self.results.best_reshard(64).map(|s| s.way.clone());
         let pipeline =
             best.and_then(|way| way.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| self.settings.pipelines[0]);
-        let outcome = self.reshard_unloaded(64, keys, pipeline);
-        let unloaded = self.attempt("reshard without load", outcome)?.map(|(_, took)| took);
-        let outcome = self.reshard_under_load(pipeline, rate, unloaded);
-        if let Some(noticed) = self.attempt("reshard under load", outcome)? {
-            self.results.noticed.push(noticed);
+        let migrateslots = self.migrateslots.then_some(ClusterMove::MigrateSlots);
+        for way in std::iter::once(ClusterMove::Reshard { pipeline }).chain(migrateslots) {
+            let outcome = self.cluster_unloaded(64, keys, way);
+            let unloaded = self.attempt(&format!("{way} without load"), outcome)?.map(|(_, took)| took);
+            let outcome = self.cluster_under_load(way, rate, unloaded);
+            if let Some(noticed) = self.attempt(&format!("{way} under load"), outcome)? {
+                self.results.noticed.push(noticed);
+            }
         }
         Ok(())
-    }
-
-    fn best_reshard(&self, size: usize) -> Option<&Speed> {
-        let of_size = self.results.speeds.iter().filter(|s| s.size == size && s.way.starts_with("redis-cli"));
-        of_size.max_by(|a, b| a.keys_per_second().total_cmp(&b.keys_per_second()))
     }
 
     fn load(&self, nodes: Vec<SocketAddr>, cluster: bool, keys: &Arc<Keys>) -> generator::Settings {
@@ -443,9 +446,9 @@ impl Bench<'_> {
         Ok(noticed)
     }
 
-    fn reshard_under_load(
+    fn cluster_under_load(
         &mut self,
-        pipeline: u32,
+        way: ClusterMove,
         rate: Option<f64>,
         unloaded: Option<Duration>,
     ) -> Result<LoadedMove> {
@@ -457,12 +460,9 @@ impl Bench<'_> {
         self.fill(&data, |slot| cluster.owner(slot), &name)?;
         let before = keys_at(cluster.addresses[0])?;
         let load = self.load(cluster.addresses.clone(), true, &data);
-        let way = format!("redis-cli reshard, pipeline {pipeline}");
         let (programs, folder, stop) = (self.programs.clone(), self.folder.to_owned(), self.settings.stop.clone());
-        let noticed = self.under_load(way, load, rate, unloaded, cluster.process_ids(), None, || {
-            let begun = Instant::now();
-            let mut reshard = cluster.reshard(&programs, layout.each(), pipeline, &folder)?;
-            wait_for(&mut reshard, begun, TIMEOUT, || stopped(&stop))
+        let noticed = self.under_load(way.to_string(), load, rate, unloaded, cluster.process_ids(), None, || {
+            cluster.relocate(&programs, way, layout.each(), &folder, || stopped(&stop))
         })?;
         self.all_moved(before, self.settings.keys, cluster.addresses[0], cluster.addresses[1])?;
         Ok(noticed)

@@ -75,7 +75,7 @@ fn speeds(results: &Results) -> Table {
         Table::new(["", "value", "slots", "keys", "seconds", "keys/s", "MB/s", "ratio to the best reshard"]);
     for (size, _) in SIZES {
         let of_size: Vec<_> = results.speeds.iter().filter(|s| s.size == size).collect();
-        let best = of_size.iter().filter(|s| s.cost.is_none()).map(|s| s.keys_per_second()).max_by(f64::total_cmp);
+        let best = results.best_reshard(size).map(Speed::keys_per_second);
         for speed in of_size {
             let rate = speed.keys_per_second();
             table.row([
@@ -100,10 +100,8 @@ fn shares(results: &Results) -> Table {
     );
     for (size, limit) in &results.limits {
         let rate = |time: Duration| format!("{:.0}", limit.keys as f64 / time.as_secs_f64());
-        let of_size = |ours: bool| {
-            let speeds = results.speeds.iter().filter(|s: &&Speed| s.size == *size && s.cost.is_some() == ours);
-            speeds.map(Speed::keys_per_second).max_by(f64::total_cmp)
-        };
+        let ours = results.speeds.iter().filter(|s| s.size == *size && s.cost.is_some());
+        let ours = ours.map(Speed::keys_per_second).max_by(f64::total_cmp);
         let share = |rate: Option<f64>| {
             rate.map_or("-".to_owned(), |r| format!("{:.0} %", 100.0 * r / limit.keys_per_second()))
         };
@@ -114,8 +112,8 @@ fn shares(results: &Results) -> Table {
             rate(limit.unlink),
             format!("{:.0}", limit.keys_per_second()),
             format!("{:.0}", limit.keys_per_second_in_turn()),
-            share(of_size(false)),
-            share(of_size(true)),
+            share(results.best_reshard(*size).map(Speed::keys_per_second)),
+            share(ours),
         ]);
     }
     table

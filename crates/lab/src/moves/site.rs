@@ -12,9 +12,9 @@ use switchyard_bench::client::Client;
 use switchyard_bench::process::{self, Process};
 use switchyard_bench::wire::Reply;
 
-use super::Layout;
 use super::admin::{self, MoveState, Order};
 use super::slot::SLOTS;
+use super::{Layout, TIMEOUT};
 
 /// Maximum time until both nodes of a cluster know each other.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,12 +45,40 @@ pub(crate) struct Programs {
     pub(crate) switchyard: PathBuf,
 }
 
+/// A way to move slots within a Redis Cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ClusterMove {
+    /// `redis-cli --cluster reshard` with this `--cluster-pipeline`: MIGRATE of keys.
+    Reshard { pipeline: u32 },
+    /// `CLUSTER MIGRATESLOTS` of Valkey 9: the source forks, and sends the slots and later writes like a primary to a
+    /// replica (<https://valkey.io/commands/cluster-migrateslots/>).
+    MigrateSlots,
+}
+
+impl std::fmt::Display for ClusterMove {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Reshard { pipeline } => write!(f, "redis-cli reshard, pipeline {pipeline}"),
+            Self::MigrateSlots => f.write_str("CLUSTER MIGRATESLOTS"),
+        }
+    }
+}
+
 impl Programs {
-    pub(crate) fn find(switchyard: &Path) -> Result<Self> {
+    /// Finds the programs. `server` is the server program, if not the installed one.
+    pub(crate) fn find(switchyard: &Path, server: Option<&Path>) -> Result<Self> {
         let cli = process::find_program(&["redis-cli", "valkey-cli"]).context(
             "redis-cli is not on PATH, but its `--cluster reshard` is the reference (Debian: apt-get install redis-tools)",
         )?;
-        Ok(Self { server: process::find_redis_server()?, cli, switchyard: switchyard.to_owned() })
+        let server = server.map_or_else(process::find_redis_server, |path| Ok(path.to_owned()))?;
+        Ok(Self { server, cli, switchyard: switchyard.to_owned() })
+    }
+
+    /// Whether the server has `CLUSTER MIGRATESLOTS`.
+    pub(crate) fn has_migrateslots(&self, folder: &Path) -> Result<bool> {
+        let (_server, address) = process::start_redis(&self.server, "probe", folder)?;
+        let names = |reply: Reply<'_>| matches!(reply, Reply::Array(ref info) if matches!(info[..], [Reply::Array(_)]));
+        Client::connect(address)?.call(&[b"COMMAND", b"INFO", b"cluster|migrateslots"], names)
     }
 }
 
@@ -121,8 +149,43 @@ impl Cluster {
         self.addresses[usize::from(slot >= HALF)]
     }
 
-    /// Begins to move the first `slots` slots of the first node to the second: redis-cli takes them in ascending order.
-    pub(crate) fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
+    /// Moves the first `slots` slots of the first node to the second. Returns the duration, until the source has no key
+    /// of them.
+    pub(crate) fn relocate(
+        &self,
+        programs: &Programs,
+        way: ClusterMove,
+        slots: u16,
+        folder: &Path,
+        mut tick: impl FnMut() -> Result<()>,
+    ) -> Result<Duration> {
+        let begun = Instant::now();
+        match way {
+            ClusterMove::Reshard { pipeline } => {
+                let mut reshard = self.reshard(programs, slots, pipeline, folder)?;
+                wait_for(&mut reshard, begun, TIMEOUT, tick)
+            }
+            ClusterMove::MigrateSlots => {
+                let mut source = Client::connect(self.addresses[0])?;
+                let last = (slots - 1).to_string();
+                let target = self.ids[1].as_bytes();
+                source.ok(&[b"CLUSTER", b"MIGRATESLOTS", b"SLOTSRANGE", b"0", last.as_bytes(), b"NODE", target])?;
+                loop {
+                    match state_of_migration(&mut source)?.as_str() {
+                        "success" if source.integer(&[b"DBSIZE"])? == 0 => return Ok(begun.elapsed()),
+                        state @ ("failed" | "canceled") => bail!("CLUSTER MIGRATESLOTS: {state}"),
+                        _ => {}
+                    }
+                    ensure!(begun.elapsed() < TIMEOUT, "CLUSTER MIGRATESLOTS did not end within {TIMEOUT:?}");
+                    tick()?;
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+            }
+        }
+    }
+
+    /// Starts `redis-cli --cluster reshard`, which takes slots in ascending order.
+    fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
         let mut command = Command::new(&programs.cli);
         command.args(["--cluster", "reshard", &self.addresses[0].to_string()]);
         command.args([
@@ -314,9 +377,22 @@ impl Routed {
     }
 }
 
+/// Returns the state of the newest migration of slots, such as `success`, from `CLUSTER GETSLOTMIGRATIONS`.
+fn state_of_migration(source: &mut Client) -> Result<String> {
+    let state = source.call(&[b"CLUSTER", b"GETSLOTMIGRATIONS"], |reply| {
+        let Reply::Array(migrations) = reply else { return None };
+        let Some(Reply::Array(fields)) = migrations.first() else { return None };
+        fields.chunks(2).find_map(|field| match field {
+            [Reply::Bulk(b"state"), Reply::Bulk(state)] => Some(String::from_utf8_lossy(state).into_owned()),
+            _ => None,
+        })
+    })?;
+    state.context("CLUSTER GETSLOTMIGRATIONS names no state of a migration")
+}
+
 /// Waits for a program that moves slots. Returns the time since `begun`, or an error if the program fails or takes
 /// longer than `timeout`.
-pub(crate) fn wait_for(
+fn wait_for(
     mover: &mut Process,
     begun: Instant,
     timeout: Duration,

@@ -122,7 +122,7 @@ fn measure<J, R: Serialize + DeserializeOwned>(
     title: impl Fn(&J) -> String,
     run: impl Fn(&Bench<'_>, &J) -> Result<R>,
 ) -> Result<Outcome<R>> {
-    let programs = Programs::find(&conduct.switchyard)?;
+    let programs = Programs::find(&conduct.switchyard, None)?;
     process::raise_file_limit();
     capped::remove_leftovers();
     let folder = tempfile::Builder::new()
