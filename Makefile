@@ -70,7 +70,7 @@ fmt: ## format the code
 lint: ## the checks of CI besides the tests: formatting, and clippy without a warning; also advice on the English of changed lines
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --features research --locked -- -D warnings
-	$(CARGO) clippy -p switchyard -p switchyard-product -p switchyard-control -p switchyard-router -p switchyard-policy -p switchyard-sim --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p switchyard -p switchyard-product -p switchyard-control --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p switchyard-policy -p switchyard-sim --all-targets --features planted-bugs,research --locked -- -D warnings
 	@base=$$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD); \
 	    scripts/plain-english --change "$$base" 2>/dev/null || true
