@@ -14,11 +14,8 @@ pub(super) fn add_process(page: &mut Page) {
     let (queue, repeated) = log_queue::omitted_counts();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
     page.counters("log_lines_left_out", "Lines of the log that were not written, by reason", "reason", values);
-    let facts = [
-        ("version", env!("CARGO_PKG_VERSION")),
-        ("commit", crate::COMMIT),
-        ("metrics_version", METRICS_VERSION),
-    ];
+    let facts =
+        [("version", env!("CARGO_PKG_VERSION")), ("commit", crate::COMMIT), ("metrics_version", METRICS_VERSION)];
     page.info("build", "Version and commit of Switchyard, and version of the metrics' names, labels and units", &facts);
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
