@@ -67,7 +67,7 @@ type Row = (i64, i64, String, i64, String);
 fn check_members(members: &[Member], own: usize, resp3: bool) {
     let reply = |subcommand| emulated(subcommand, b"", members, own, || 0, resp3).expect("a reply");
     let (slots, shards, nodes) = (reply("SLOTS"), reply("SHARDS"), reply("NODES"));
-    let slots: Vec<Row> = reply::elements(&slots).map(|member| slots_row(member)).collect();
+    let slots: Vec<Row> = reply::elements(&slots).map(slots_row).collect();
     let mut next = 0;
     for (first, last, ..) in &slots {
         assert_eq!(*first, next, "no gap and no overlap");
