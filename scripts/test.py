@@ -92,7 +92,8 @@ def main():
     servers = os.path.join(directory, "tools", "servers")
     for server in sorted(os.listdir(servers)) if os.path.isdir(servers) and not arguments else []:
         print(f"\n== a part of the end-to-end tests with {server}", flush=True)
-        flaky += run.with_repetitions("servers", [], {"SWITCHYARD_E2E_SERVER": os.path.join(servers, server)})
+        profile = server.split("-")[0] # of .config/nextest.toml
+        flaky += run.with_repetitions(profile, [], {"SWITCHYARD_E2E_SERVER": os.path.join(servers, server)})
     print()
     for what, tests in (("flaky (failed, then passed alone)", flaky), ("not tried", sorted(run.not_tried)),
                         ("FAILED", run.failed)):
