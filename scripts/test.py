@@ -10,6 +10,7 @@ Other servers are the programs target/tools/servers/*, which scripts/install-dep
 first run takes place.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -20,16 +21,18 @@ CARGO = os.environ.get("CARGO", "cargo")
 FLAKY_MAX = 2
 # Tests mostly wait for servers.
 THREADS = os.environ.get("RUST_TEST_THREADS", str(3 * (os.cpu_count() or 1)))
+# Profiles of .config/nextest.toml, and beginnings of the names of servers.
+OTHER_SERVERS = ("redis", "valkey")
 # Exit code of nextest after failed tests. Other codes are errors of the build or of nextest.
 TESTS_FAILED = 100
 NOT_TRIED = re.compile(r"not tried here: .*")
 
 
-def target():
-    """Returns cargo's target directory."""
-    metadata = subprocess.run([CARGO, "metadata", "--format-version", "1", "--no-deps", "--locked"], check=True,
-                              stdout=subprocess.PIPE, text=True).stdout
-    return re.search(r'"target_directory":"([^"]*)"', metadata)[1]
+def directories():
+    """Returns cargo's target directory, and that of nextest, which is in the workspace."""
+    metadata = json.loads(subprocess.run([CARGO, "metadata", "--format-version", "1", "--no-deps", "--locked"], check=True,
+                                         stdout=subprocess.PIPE, text=True).stdout)
+    return metadata["target_directory"], os.path.join(metadata["workspace_root"], "target", "nextest")
 
 
 def give_up(problem):
@@ -85,14 +88,18 @@ def main():
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         sys.exit(__doc__)
-    directory = target()
+    directory, reports = directories()
     os.environ["PATH"] = os.path.join(directory, "tools", "bin") + os.pathsep + os.environ["PATH"]
-    run = Run(os.path.join(directory, "nextest"))
+    run = Run(reports)
     flaky = run.with_repetitions("default", arguments, {})
     servers = os.path.join(directory, "tools", "servers")
-    for server in sorted(os.listdir(servers)) if os.path.isdir(servers) and not arguments else []:
+    installed = sorted(os.listdir(servers)) if os.path.isdir(servers) else []
+    for profile in OTHER_SERVERS if not arguments else []:
+        server = next((server for server in installed if server.startswith(profile)), None)
+        if server is None:
+            run.not_tried.add(f"not tried here: the end-to-end tests with another {profile}-server (not installed)")
+            continue
         print(f"\n== a part of the end-to-end tests with {server}", flush=True)
-        profile = server.split("-")[0] # of .config/nextest.toml
         flaky += run.with_repetitions(profile, [], {"SWITCHYARD_E2E_SERVER": os.path.join(servers, server)})
     print()
     for what, tests in (("flaky (failed, then passed alone)", flaky), ("not tried", sorted(run.not_tried)),
