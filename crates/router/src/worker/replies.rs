@@ -162,6 +162,7 @@ impl Worker {
             return;
         }
         let Some(link) = self.cx.up.get_mut(handle) else { return };
+        let is_early = is_error && link.is_head_unsent();
         let Some(ended) = link.answered(self.cx.turn.now_us(), is_error) else { return };
         let is_awaited = link.is_awaited();
         let (node, lane, expired) = (link.node(), link.lane(), ended.is_expired);
@@ -221,7 +222,9 @@ impl Worker {
             Purpose::Beat => self.cx.hooks.beat_confirmed(node),
             _ => {}
         }
-        if lane.is_exclusive() {
+        if is_early {
+            self.cx.up.break_link(&self.cx.turn, handle, "it replied before it had the whole command");
+        } else if lane.is_exclusive() {
             self.cx.up.after_exclusive_reply(&self.cx.turn, handle);
         }
     }

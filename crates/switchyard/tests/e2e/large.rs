@@ -186,6 +186,41 @@ fn a_too_large_argument_is_refused_like_in_redis() {
     assert_eq!(site.client().cmd("STRLEN k"), int(2 * MIB as i64));
 }
 
+#[test]
+fn an_argument_that_only_a_node_refuses_disconnects_no_client() {
+    let options = SiteOptions {
+        node: crate::support::NodeOptions {
+            args: vec!["--proto-max-bulk-len".into(), "1mb".into()],
+            ..Default::default()
+        },
+        router: RouterOptions { workers: 1, ..RouterOptions::default() },
+    };
+    let site = Site::with(1, &options);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Their commands are behind the long ones, on the same connection to the node.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = site.client();
+                while !stop.load(Ordering::SeqCst) {
+                    match client.cmd("GET k") {
+                        Value::Nil => {}
+                        lost => assert!(lost.expect_error().starts_with("NODELOST")),
+                    }
+                }
+            });
+        }
+        let mut client = site.client();
+        let message = vec![b'm'; 3 * MIB];
+        for _ in 0..25 {
+            let reply = client.call(&[&b"PUBLISH"[..], b"channel", &message]);
+            let error = reply.expect_error();
+            assert!(error.contains("Protocol error") || error.starts_with("NODELOST"), "{error}");
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
 /// Runs `disturb` while another client uses the same node. Panics if that client is blocked.
 ///
 /// Asserts no time: the disturbance lasts until the other client has finished, or until a timeout.

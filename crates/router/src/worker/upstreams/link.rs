@@ -366,6 +366,12 @@ impl Link {
         self.requests.head()
     }
 
+    /// Whether a part of the oldest command is not sent, so that a reply to it is a protocol error.
+    #[inline]
+    pub(in crate::worker) fn is_head_unsent(&self) -> bool {
+        self.requests.is_head_unsent()
+    }
+
     /// Whether no command is pending.
     #[inline]
     pub(in crate::worker) fn is_idle(&self) -> bool {

@@ -254,6 +254,7 @@ impl Requests {
         self.counters.in_flight.sub(1);
         if self.keeps_sent {
             self.acked += pending.len as usize;
+            self.sent = self.sent.max(self.acked); // see `is_head_unsent`
         }
         let is_expired = self.expired > 0;
         self.expired -= usize::from(is_expired);
@@ -319,6 +320,13 @@ impl Requests {
     #[inline]
     pub(in crate::worker) fn head(&self) -> Option<&Pending> {
         self.pending.front()
+    }
+
+    /// Whether a part of the oldest command is not sent. A reply to it is a protocol error, such as a too long argument,
+    /// and the node discards whatever follows. So the connection must break after this reply.
+    #[inline]
+    pub(in crate::worker) fn is_head_unsent(&self) -> bool {
+        self.keeps_sent && self.pending.front().is_some_and(|head| self.sent < self.acked + head.len as usize)
     }
 
     /// The request of the oldest command in flight.
@@ -434,6 +442,26 @@ mod tests {
             requests.pending.iter().map(|p| p.len as usize).collect::<Vec<_>>(),
             [1, on.len(), 1, 1, off.len(), 1]
         );
+    }
+
+    #[test]
+    fn a_reply_before_the_end_of_its_request_leaves_the_next_ones_unsent() {
+        let mut requests = Requests::new(0, true, Arc::default(), 0);
+        requests.push(Request::of_ours(&[b'x'; 600_000], 0, pending(Purpose::Client)));
+        requests.push(Request::of_ours(b"next", 0, pending(Purpose::Client)));
+        requests.note_sent(1000);
+        assert!(requests.is_head_unsent());
+        assert!(requests.answered(0, true).is_some());
+        assert_eq!(requests.to_send(), b"next");
+        assert_eq!(
+            requests.lose(requests.may_be_executed(false)).map(|r| r.outcome()).collect::<Vec<_>>(),
+            [Outcome::Never]
+        );
+        requests.push(Request::of_ours(b"last", 0, pending(Purpose::Client)));
+        requests.note_sent(1);
+        assert!(requests.is_head_unsent());
+        requests.note_sent(3);
+        assert!(!requests.is_head_unsent());
     }
 
     #[test]
