@@ -5,12 +5,12 @@
 //! passing them on costs more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 
 use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Limits, Scanner};
 
-use crate::functions_dump;
+use crate::functions_dump::{self, Refusal};
 use crate::lua::wrapped_library;
 use crate::shared::{Mailboxes, Message, RoutingSnapshot};
 use crate::slab::Handle;
@@ -36,14 +36,23 @@ pub(crate) fn checked_libraries(routing: &RoutingSnapshot, name: &str, args: &Ar
         "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !routing.topology.placement().is_crc16() => {
             return Err(NO_FUNCTIONS.into());
         }
-        "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
-        "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
-            Some(payload) => (2, payload),
-            None => return Err(functions_dump::DAMAGED.to_owned()),
-        },
+        "FUNCTION|LOAD" => {
+            let code = args.get(args.len() - 1).unwrap_or_default();
+            (args.len() - 1, checked(code).map_err(|why| why.to_string())?)
+        }
+        "FUNCTION|RESTORE" => {
+            let payload = functions_dump::with_code(args.get(2).unwrap_or_default(), checked);
+            (
+                2,
+                payload.map_err(|refusal| match refusal {
+                    Refusal::Damaged => functions_dump::DAMAGED.to_owned(),
+                    Refusal::TooLarge => functions_dump::TOO_LARGE.to_owned(),
+                    Refusal::Code(why) => why.to_string(),
+                })?,
+            )
+        }
         _ => return Ok(None),
     };
-    let with = with.map_err(|why| why.to_string())?;
     let mut request = Vec::with_capacity(with.len() + 256);
     encode::header(&mut request, b'*', args.len());
     for (index, arg) in args.iter().enumerate() {
@@ -59,11 +68,16 @@ struct Job {
     request: Vec<u8>,
     client: WaitingClient,
     mailboxes: Arc<Mailboxes>,
+    /// Exists while the client waits.
+    wait: Weak<()>,
     result: Option<Checked>,
 }
 
 impl Job {
     fn run(&mut self) {
+        if self.wait.strong_count() == 0 {
+            return; // disconnected: without this, many such clients would delay all others
+        }
         let mut scanner = Scanner::default();
         self.result = match scanner.scan(&self.request, &Limits::NONE) {
             Ok(_) => Some(checked_libraries(&self.routing, &self.name, &scanner.args(&self.request))),
@@ -92,7 +106,8 @@ impl std::fmt::Debug for LibraryChecks {
 }
 
 impl LibraryChecks {
-    /// Queues the check of a command. Its worker receives the result as [`Message::LibrariesChecked`].
+    /// Queues the check of a command, which is skipped after `wait` was dropped. Its worker receives the result as
+    /// [`Message::LibrariesChecked`]. Returns the length of the queued copy, in bytes.
     pub(crate) fn queue(
         &self,
         routing: &Arc<RoutingSnapshot>,
@@ -100,13 +115,16 @@ impl LibraryChecks {
         args: &Args<'_>,
         client: WaitingClient,
         mailboxes: &Arc<Mailboxes>,
-    ) {
+        wait: &Arc<()>,
+    ) -> usize {
         let mut request = Vec::with_capacity(args.iter().map(|arg| arg.len() + 32).sum());
         encode::command(&mut request, args.iter().collect::<Vec<_>>());
         let (routing, name, mailboxes) = (routing.clone(), name.to_owned(), mailboxes.clone());
-        let job = Job { routing, name, request, client, mailboxes, result: None };
+        let len = request.len();
+        let job = Job { routing, name, request, client, mailboxes, wait: Arc::downgrade(wait), result: None };
         // A job that is not accepted is dropped here, and so refused.
         let _ = self.0.get_or_init(start).send(job);
+        len
     }
 }
 

@@ -31,10 +31,11 @@ pub fn function_dump(input: &[u8]) {
 /// Returns the code of all libraries, and the payload written again.
 fn codes(payload: &[u8]) -> Option<(Vec<Vec<u8>>, Vec<u8>)> {
     let mut codes = Vec::new();
-    let Ok(written) = with_code(payload, |code| {
+    let written = with_code(payload, |code| {
         codes.push(code.to_vec());
         Ok::<_, Infallible>(code.to_vec())
-    })?;
+    })
+    .ok()?;
     Some((codes, written))
 }
 

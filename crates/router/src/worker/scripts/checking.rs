@@ -1,5 +1,7 @@
 //! Wait of a client while the libraries of its command are checked by another thread ([`crate::library_checks`]).
 
+use std::sync::Arc;
+
 use super::super::downstreams::Downstreams;
 use super::super::downstreams::waits::Stall;
 use super::super::invocation::Invocation;
@@ -12,14 +14,27 @@ use crate::slab::Handle;
 pub(in crate::worker) struct LibraryCheck {
     /// Command number within its client.
     number: u32,
-    /// `None`: pending.
-    result: Option<Checked>,
+    progress: Progress,
+}
+
+#[derive(Debug)]
+enum Progress {
+    /// The thread has a copy of the command, of `len` bytes. It skips the check after `wait` was dropped.
+    Pending {
+        len: usize,
+        _wait: Arc<()>,
+    },
+    Done(Checked),
 }
 
 impl LibraryCheck {
     /// Memory in bytes.
     pub(in crate::worker) fn memory(&self) -> usize {
-        self.result.as_ref().and_then(|result| result.as_ref().ok()?.as_ref()).map_or(0, Vec::capacity)
+        match &self.progress {
+            Progress::Pending { len, .. } => *len,
+            Progress::Done(Ok(Some(request))) => request.capacity(),
+            Progress::Done(_) => 0,
+        }
     }
 }
 
@@ -31,18 +46,16 @@ pub(super) fn check_libraries(turn: &Turn, down: &mut Downstreams, call: &Invoca
     }
     let client = down.get_mut(handle)?;
     let number = client.replies().next_seq();
-    let known = client.state_mut::<LibraryCheck>().filter(|check| check.number == number);
-    match known.map(|check| check.result.take()) {
-        Some(Some(result)) => {
-            client.take_state::<LibraryCheck>();
-            Some(result)
+    match client.take_state::<LibraryCheck>().filter(|check| check.number == number).map(|check| *check) {
+        Some(LibraryCheck { progress: Progress::Done(result), .. }) => Some(result),
+        Some(pending) => {
+            client.set_state(pending);
+            None
         }
-        Some(None) => None,
         None => {
-            client.set_state(LibraryCheck { number, result: None });
-            let shared = turn.shared();
-            let place = (turn.index(), handle, number);
-            shared.library_checks.queue(routing, &command.name, args, place, &shared.mailboxes);
+            let (shared, place, wait) = (turn.shared(), (turn.index(), handle, number), Arc::default());
+            let len = shared.library_checks.queue(routing, &command.name, args, place, &shared.mailboxes, &wait);
+            client.set_state(LibraryCheck { number, progress: Progress::Pending { len, _wait: wait } });
             None
         }
     }
@@ -58,7 +71,7 @@ pub(in crate::worker) fn on_libraries_checked(
 ) {
     let Some(client) = down.get_mut(handle) else { return };
     let Some(check) = client.state_mut::<LibraryCheck>().filter(|check| check.number == number) else { return };
-    check.result = Some(result);
+    check.progress = Progress::Done(result);
     if client.stall() == Stall::Libraries {
         down.unstall(turn, handle);
     }
