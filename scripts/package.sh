@@ -30,7 +30,7 @@ trap 'rm -rf "$work"' EXIT
 # Copies the documents of both packages.
 documents() {
     mkdir -p "$1"
-    cp -R README.md ARCHITECTURE.md CHANGELOG.md LICENSE docs "$1"
+    cp -R ./*.md LICENSE docs "$1"
 }
 
 # Debug information and function names are most of the size. The binary names the file that has them: debuggers, and the
