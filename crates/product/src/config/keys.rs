@@ -228,8 +228,18 @@ fn read_ports(raw: &Raw) -> Result<(u16, u16), String> {
         .ok_or_else(|| format!("{text:?} is no range of ports: write 7101-7199"))
 }
 
+/// Maximum nodes that Redis Cluster recommends. Each address also needs slots.
+const ANNOUNCED_MAX: usize = 1000;
+
 fn read_announced(raw: &Raw) -> Result<Vec<Endpoint>, String> {
-    raw.texts()?.iter().map(|text| Endpoint::parse(text, None)).collect()
+    let texts = raw.texts()?;
+    if texts.len() > ANNOUNCED_MAX {
+        return Err(format!(
+            "{} addresses are too many: at most {ANNOUNCED_MAX}, like nodes of a Redis Cluster",
+            texts.len()
+        ));
+    }
+    texts.iter().map(|text| Endpoint::parse(text, None)).collect()
 }
 
 fn read_words(raw: &Raw) -> Result<Vec<String>, String> {
