@@ -210,13 +210,13 @@ fn an_interrupted_share_is_completed() {
     for number in 0..1500 {
         assert_eq!(client.cmd(&format!("SET key:{number} {value}")), ok());
     }
-    // Slow enough to be aborted.
-    std::fs::write(
-        router.config_file(),
-        std::fs::read_to_string(router.config_file()).expect("a file") + "\n[moves]\nmax-rate = \"1mb\"\n",
-    )
-    .expect("written");
-    router.process().signal(Signal::HUP);
+    // Slow enough to be paused.
+    let config = std::fs::read_to_string(router.config_file()).expect("a file");
+    let reload = |text: &str| {
+        std::fs::write(router.config_file(), text).expect("written");
+        router.process().signal(Signal::HUP);
+    };
+    reload(&format!("{config}\n[moves]\nmax-rate = \"100kb\"\n"));
     std::thread::sleep(Duration::from_millis(500));
     fleet.want(3);
     let open = || json(router, "moves")["moves"].as_array().cloned().unwrap_or_default();
@@ -227,6 +227,7 @@ fn an_interrupted_share_is_completed() {
             .as_str()
             .is_some_and(|error| error.contains(&format!("move {id} is paused")))
     });
+    reload(&config);
     done(router, &format!("moves abort {id}"));
     fleet.wait_for_nodes(3);
     let events = fleet.standing()["events"].to_string();
