@@ -329,6 +329,14 @@ pub fn may_be_missing_key(reply: &[u8]) -> bool {
     look(reply, DEPTH_MAX)
 }
 
+/// Whether a reply to a read means that the node lacks the key, in a double read by a protocol as published. The papers
+/// have only `GET`, whose reply is null without a key. So a string proves the key, also `""`, `0` and `-1`. Replies of
+/// other types are judged as by [`may_be_missing_key`], because reads such as `EXISTS` and `HGETALL` have no null reply.
+#[must_use]
+pub fn is_missing_key_as_published(reply: &[u8]) -> bool {
+    is_null(reply) || !matches!(reply.first(), Some(b'$' | b'=')) && may_be_missing_key(reply)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -475,6 +483,18 @@ mod tests {
         assert!(of_one.iter().all(|reply| !may_be_missing_key(reply.as_bytes())));
         let deep = [b"*1\r\n".repeat(100_000), b":7\r\n".to_vec()].concat();
         assert!(may_be_missing_key(&deep), "the depth is bounded");
+    }
+
+    #[test]
+    fn strings_prove_keys_to_protocols_as_published() {
+        for value in ["$0\r\n\r\n", "$1\r\n0\r\n", "$2\r\n-1\r\n", "=5\r\ntxt:0\r\n", "$1\r\na\r\n"] {
+            assert!(!is_missing_key_as_published(value.as_bytes()), "{value:?}");
+        }
+        for missing in
+            ["$-1\r\n", "_\r\n", "*-1\r\n", ":0\r\n", "*0\r\n", "%0\r\n", "+none\r\n", "-ERR no such key\r\n"]
+        {
+            assert!(is_missing_key_as_published(missing.as_bytes()), "{missing:?}");
+        }
     }
 
     #[test]

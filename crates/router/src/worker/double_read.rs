@@ -84,7 +84,8 @@ pub(super) fn fetch_sampled(turn: &Turn, routing: &RoutingSnapshot, look: &KeyLo
 
 /// Handles the replies of the source and target, or of the target alone.
 pub(super) fn end_double_read(cx: &mut Context, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
-    if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_missing_key(part)) {
+    let lacks_key = if asked.as_published { reply::is_missing_key_as_published } else { reply::may_be_missing_key };
+    if let Some(shown) = parts.iter().rev().find(|part| !lacks_key(part)) {
         return cx.down.deliver(&cx.turn, handle, asked.seq, shown);
     }
     if let ([of_source, _], true) = (parts, asked.as_published) {

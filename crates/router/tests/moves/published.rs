@@ -4,7 +4,7 @@
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Goal, Protocol};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 
 use super::fleet::{Client, Fleet, all_there, fill, until, with};
@@ -69,6 +69,32 @@ fn a_client_that_only_reads_sees_everything() {
         fleet.run_to_end(back);
         all_there(&mut client, KEYS);
     }
+}
+
+#[test]
+fn empty_values_at_the_target_are_not_replaced_by_those_of_the_source() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 1000);
+    // One group, so that all keys are read at both nodes.
+    fleet.begin(published(&fleet, 1, Protocol::NetMigrate, |paper| (paper.groups, paper.tracker) = (1, Kind::Exact)));
+    until("keys move", || fleet.progress(1).keys_moved > 0);
+    // New keys, because a copy of an existing one could overwrite the write.
+    let moving = fleet.slots_of(fleet.node(0));
+    let is_moving = |key: &String| moving.contains(&crc16_slot(key.as_bytes()));
+    let new: Vec<String> = (0..).map(|n| format!("{{new{n}}}")).filter(is_moving).take(3).collect();
+    for (key, value) in new.iter().zip(["", "0", "-1"]) {
+        client.send(&[b"SET", key.as_bytes(), value.as_bytes()]);
+        assert_eq!(client.reply(), "OK");
+        assert_eq!(client.cmd(&format!("GET {key}")), value);
+        assert_eq!(fleet.servers[1].client().cmd(&format!("EXISTS {key}")), "1");
+    }
+    // Reads whose reply is never null still find keys at the source.
+    for key in of_source(&fleet, 1000).iter().take(10) {
+        assert_eq!(client.cmd(&format!("EXISTS {key}")), "1");
+    }
+    assert!(fleet.progress(1).end.is_none(), "it was in progress all the time");
+    finish(&fleet, 1);
 }
 
 #[test]
