@@ -200,6 +200,8 @@ impl<C: Committed> LegView<C> {
         match rules.route(self.committed.state(rules.group(key)), writes) {
             // The key has been pulled.
             Way::Pull if self.committed.has(key) => Way::Target,
+            // The key has been fetched as one of a sample.
+            Way::Both if rules.fetches_one_in() > 0 && self.committed.has(key) => Way::Target,
             way => way,
         }
     }
@@ -770,6 +772,30 @@ mod tests {
         assert_eq!(decide(false, false, false), Decision::Moved);
         let Decision::Split(by_key) = decide(false, true, false) else { panic!("it can be split") };
         assert_eq!([&b"{t}1"[..], b"{t}2"].map(|key| by_key.lives_at(key)), [NodeId(1), NodeId(0)]);
+    }
+
+    #[cfg(feature = "research")]
+    #[test]
+    fn sampled_keys_of_published_fulva_are_read_at_the_target_alone() {
+        use crate::migration::Protocol::{Fulva, NetMigrate};
+        for (protocol, redirects) in [(Fulva, true), (NetMigrate, false)] {
+            let known: Arc<Known> = Arc::default();
+            known.state.set(Some(State::InProgress));
+            let rules = crate::migration::published::Paper::of(protocol).expect("published").rules(protocol, MoveId(1));
+            let view = LegView::new(known.clone(), None, MAKE).as_published(Some(rules));
+            let (topology, legs) = (topology(false), [((MoveId(1), 3), view)].into());
+            let decide = |key: &[u8]| {
+                let mut look = KeyLookup::default();
+                look.key(&topology, &legs, key, false, || false);
+                look.decide(&topology, &legs, false, || true)
+            };
+            let both = Decision::Ask(vec![NodeId(0), NodeId(1)]);
+            assert_eq!(decide(b"{t}1"), both);
+            known.keys.borrow_mut().insert(MAKE.of(b"{t}1"));
+            let expected = if redirects { Decision::Moved } else { both.clone() };
+            assert_eq!(decide(b"{t}1"), expected, "NetMigrate's switch knows only groups");
+            assert_eq!(decide(b"{t}2"), both, "keys outside the sample");
+        }
     }
 
     #[test]
