@@ -371,3 +371,16 @@ fn an_adaptive_tracker_receives_its_errors() {
     let rules = Rules::new(Protocol::Bloom, &Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, Pair(1));
     assert_eq!([rules.route(State::Complete, false), rules.route(State::Complete, true)], [Way::Pull, Way::Target]);
 }
+
+#[test]
+fn the_counting_filter_has_the_requested_size() {
+    let published = Paper::of(Protocol::NetMigrate).expect("it is published");
+    let counters = |paper: Paper| paper.geometry().under_way.map(|filter| filter.cells);
+    assert_eq!(counters(published), Some(64), "16 for each of four groups");
+    assert_eq!(counters(Paper { at_once: 8, ..published }), Some(128));
+    for bytes in [128, 64, 32, 16] {
+        let paper = Paper { counting_bytes: Some(bytes), ..published };
+        assert_eq!(counters(paper), Some(u64::from(bytes)), "rows of Table 2");
+        assert_eq!(paper.geometry().complete, published.geometry().complete);
+    }
+}

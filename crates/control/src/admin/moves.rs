@@ -373,6 +373,12 @@ pub struct PaperRequest {
     /// Bits of the filter per group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u8>,
+    /// Size of the counting filter of groups in progress, bytes; each counter has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counting_bytes: Option<u32>,
+    /// Number of groups in progress at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups_at_once: Option<u8>,
     /// For `bloom`: the variant without filter and forwarding.
     #[serde(default)]
     pub no_forwarding: bool,

@@ -170,6 +170,29 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "research")]
+    #[test]
+    fn moves_as_published_resume_with_their_filters() {
+        let protocol = Protocol::NetMigrate;
+        let published = switchyard_policy::migration::published::Paper::of(protocol).expect("it is published");
+        for counting_bytes in [None, Some(16)] {
+            let paper =
+                Some(switchyard_policy::migration::published::Paper { at_once: 7, counting_bytes, ..published });
+            let how = MoveOptions { protocol, paper, ..MoveOptions::default() };
+            let order = MoveOrder {
+                source: NodeId(0),
+                target: NodeId(1),
+                slots: Vec::new(),
+                keys: None,
+                how,
+                cause: Cause::Requested(None),
+            };
+            let text = serde_json::to_string(&Options::of(&Planned::new(order.clone()))).expect("JSON");
+            let read: Options = serde_json::from_str(&text).expect("its own");
+            assert_eq!(read.planned(found(how)).expect("it has the protocol").order, order, "{text}");
+        }
+    }
+
     #[test]
     fn moves_resume_with_their_options() {
         let how = MoveOptions {

@@ -1,6 +1,8 @@
 //! Options of protocols that lose keys, in requests and in the store. Compiled only with the feature `research`;
 //! `unpublished.rs` replaces this module in the product.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
@@ -17,6 +19,10 @@ const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
 /// Maximum number of filter bits per group.
 const BITS_MAX: u8 = 64;
 
+/// Range of the size of the counting filter, bytes: one counter for each of the four hash functions, and the paper's
+/// largest filter (section 6.1: 1024 KB).
+const COUNTING_BYTES: RangeInclusive<u32> = 4..=1 << 20;
+
 /// Returns the options of a published protocol, if requested. Fails for protocols that lose keys unless the request
 /// permits it.
 pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<Option<Paper>, OperationError> {
@@ -32,7 +38,7 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
         }
         return Ok(None);
     };
-    let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
+    let PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding } = &**asked;
     let name = keyword_of(&Protocol::ALL, protocol);
     let published = Paper::of(protocol).ok_or_else(|| {
         invalid(format!("{name} has no mode paper: only netmigrate, rocksteady, fulva and bloom have"))
@@ -58,7 +64,9 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
         .transpose()
         .map_err(|error| invalid(format!("tracker: {error}")))?;
     let tracker = chosen.unwrap_or(published.tracker);
-    if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
+    let has_tracker_options =
+        chosen.is_some() || groups.is_some() || bits.is_some() || counting_bytes.is_some() || groups_at_once.is_some();
+    if protocol == Protocol::Rocksteady && has_tracker_options {
         return without_effect("a tracker", "everything counts as moved from the start");
     }
     if protocol == Protocol::Fulva && tracker == Kind::Adaptive {
@@ -70,6 +78,25 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
     if bits.is_some() && tracker == Kind::Exact {
         return without_effect("bits", "an exact tracker has no filter");
     }
+    if counting_bytes.is_some() && protocol == Protocol::Bloom {
+        return without_effect("counting-bytes", "it does not track keys in transit");
+    }
+    if counting_bytes.is_some() && matches!(tracker, Kind::Exact | Kind::Bloom) {
+        let why =
+            format!("its tracker {} has no counting filter; use --tracker bloom+counting or adaptive", tracker.name());
+        return without_effect("counting-bytes", &why);
+    }
+    if let Some(bytes) = counting_bytes.filter(|bytes| !COUNTING_BYTES.contains(bytes)) {
+        let (least, most) = COUNTING_BYTES.into_inner();
+        return Err(invalid(format!("counting-bytes: {bytes} is not between {least} and {most}")));
+    }
+    if groups_at_once.is_some() && protocol == Protocol::Bloom {
+        return without_effect("groups-at-once", "each key is a group, and --goal and --max-rate set the rate of keys");
+    }
+    let at_once = groups_at_once.unwrap_or(published.at_once);
+    if at_once == 0 {
+        return Err(invalid(format!("groups-at-once: 0 is not between 1 and {}", u8::MAX)));
+    }
     let (groups, most) =
         (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
     if !(1..=most).contains(&groups) {
@@ -79,7 +106,7 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
     if !(1..=BITS_MAX).contains(&bits) {
         return Err(invalid(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
     }
-    Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
+    Ok(Some(Paper { tracker, groups, at_once, bits, counting_bytes: *counting_bytes, forwards: !no_forwarding }))
 }
 
 /// Fails unless the request accepts the risk of stop-and-copy.
@@ -107,16 +134,19 @@ pub(super) struct PaperOptions {
     groups: u32,
     at_once: u8,
     bits: u8,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    counting_bytes: Option<u32>,
     forwards: bool,
 }
 
 impl PaperOptions {
-    pub(super) fn of(Paper { tracker, groups, at_once, bits, forwards }: Paper) -> Self {
-        Self { tracker: tracker.name().to_owned(), groups, at_once, bits, forwards }
+    pub(super) fn of(Paper { tracker, groups, at_once, bits, counting_bytes, forwards }: Paper) -> Self {
+        Self { tracker: tracker.name().to_owned(), groups, at_once, bits, counting_bytes, forwards }
     }
 
     pub(super) fn paper(&self) -> Result<Paper, &'static str> {
-        let Self { ref tracker, groups, at_once, bits, forwards } = *self;
-        Ok(Paper { tracker: Kind::named(tracker).unwrap_or(Kind::Exact), groups, at_once, bits, forwards })
+        let Self { ref tracker, groups, at_once, bits, counting_bytes, forwards } = *self;
+        let tracker = Kind::named(tracker).unwrap_or(Kind::Exact);
+        Ok(Paper { tracker, groups, at_once, bits, counting_bytes, forwards })
     }
 }

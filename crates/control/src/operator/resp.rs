@@ -293,7 +293,8 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
-            "MODE" | "TRACKER" | "GROUPS" | "BITS" | "NO-FORWARDING" | "ALLOW-KEY-LOSS"
+            "MODE" | "TRACKER" | "GROUPS" | "BITS" | "COUNTING-BYTES" | "GROUPS-AT-ONCE" | "NO-FORWARDING"
+            | "ALLOW-KEY-LOSS"
                 if !cfg!(feature = "research") =>
             {
                 return Err(NO_RESEARCH.to_owned());
@@ -306,6 +307,8 @@ fn read<'w>(
             "TRACKER" => paper(how, "TRACKER")?.tracker = text(&value)?,
             "GROUPS" => paper(how, "GROUPS")?.groups = Some(count("GROUPS", value?)?),
             "BITS" => paper(how, "BITS")?.bits = Some(count("BITS", value?)?),
+            "COUNTING-BYTES" => paper(how, "COUNTING-BYTES")?.counting_bytes = Some(count("COUNTING-BYTES", value?)?),
+            "GROUPS-AT-ONCE" => paper(how, "GROUPS-AT-ONCE")?.groups_at_once = Some(count("GROUPS-AT-ONCE", value?)?),
             "NO-FORWARDING" => {
                 paper(how, "NO-FORWARDING")?.no_forwarding = true;
                 at -= 1;

@@ -24,6 +24,15 @@ pub(super) struct ResearchFlags {
     #[arg(long, value_name = "COUNT", requires = "mode")]
     bits: Option<u8>,
 
+    /// With --mode paper: bytes of the counting filter of groups in progress, one for each counter; otherwise 16 for each
+    /// of these groups
+    #[arg(long, value_name = "BYTES", requires = "mode")]
+    counting_bytes: Option<u32>,
+
+    /// With --mode paper: number of groups in progress at a time; otherwise 4
+    #[arg(long, value_name = "COUNT", requires = "mode")]
+    groups_at_once: Option<u8>,
+
     /// With --mode paper of bloom: the paper's variant without filter and forwarding
     #[arg(long, requires = "mode")]
     no_forwarding: bool,
@@ -36,9 +45,9 @@ pub(super) struct ResearchFlags {
 impl ResearchFlags {
     /// Adds these options to a request.
     pub(super) fn added_to(&self, request: MoveOptionsRequest) -> MoveOptionsRequest {
-        let Self { tracker, groups, bits, no_forwarding, .. } = self.clone();
-        let is_paper = self.mode.as_deref() == Some("paper");
-        let paper = is_paper.then(|| Box::new(PaperRequest { tracker, groups, bits, no_forwarding }));
+        let Self { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding, .. } = self.clone();
+        let paper = PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding };
+        let paper = (self.mode.as_deref() == Some("paper")).then(|| Box::new(paper));
         MoveOptionsRequest { paper, allow_key_loss: self.allow_key_loss, ..request }
     }
 }

@@ -132,6 +132,12 @@ fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
         ("--protocol netmigrate --durability aof", "durability has no effect on netmigrate"),
         ("--protocol netmigrate --no-forwarding", "no-forwarding has no effect on netmigrate"),
         ("--protocol netmigrate --tracker exact --bits 8", "bits has no effect on netmigrate"),
+        ("--protocol netmigrate --counting-bytes 3", "counting-bytes: 3 is not between 4 and 1048576"),
+        ("--protocol netmigrate --groups-at-once 0", "groups-at-once: 0 is not between 1 and 255"),
+        ("--protocol netmigrate --tracker exact --counting-bytes 64", "use --tracker bloom+counting or adaptive"),
+        ("--protocol bloom --counting-bytes 64", "counting-bytes has no effect on bloom"),
+        ("--protocol bloom --groups-at-once 8", "groups-at-once has no effect on bloom"),
+        ("--protocol rocksteady --groups-at-once 8", "a tracker has no effect on rocksteady"),
         ("--protocol rocksteady --tracker bloom", "a tracker has no effect on rocksteady"),
         ("--protocol fulva --tracker adaptive", "tracker adaptive has no effect on fulva"),
         ("--protocol bloom --tracker bloom+counting", "tracker bloom+counting has no effect on bloom"),
@@ -154,7 +160,8 @@ fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
     done(
         site.router(),
         &format!(
-            "{line} --protocol netmigrate --mode paper --tracker adaptive --groups 16 --bits 8 --allow-key-loss --wait"
+            "{line} --protocol netmigrate --mode paper --tracker adaptive --groups 16 --bits 8 --counting-bytes 16 \
+             --groups-at-once 2 --allow-key-loss --wait"
         ),
     );
     assert_eq!(site.nodes()[0].client().cmd("DBSIZE").int(), 0);

@@ -44,6 +44,9 @@ pub struct Paper {
     pub at_once: u8,
     /// Filter bits per group.
     pub bits: u8,
+    /// Size of the counting filter of groups in progress, bytes; each counter has one. `None`: 16 for each of these
+    /// groups.
+    pub counting_bytes: Option<u32>,
     /// Bloom telemetry: keys not in the filter are forwarded to the source. Otherwise all commands go to the target,
     /// the paper's other variant.
     pub forwards: bool,
@@ -56,7 +59,14 @@ impl Paper {
     /// 6.1); our fleets need fewer groups. Bloom telemetry: 125 MB for 50 million keys.
     #[must_use]
     pub const fn of(protocol: Protocol) -> Option<Self> {
-        let ranges = Self { tracker: Kind::BloomAndCounting, groups: 1 << 10, at_once: 4, bits: 32, forwards: true };
+        let ranges = Self {
+            tracker: Kind::BloomAndCounting,
+            groups: 1 << 10,
+            at_once: 4,
+            bits: 32,
+            counting_bytes: None,
+            forwards: true,
+        };
         match protocol {
             Protocol::NetMigrate => Some(ranges),
             // Their trackers are exact.
@@ -66,11 +76,14 @@ impl Paper {
         }
     }
 
-    /// Returns the filter geometry: `bits` for each group, and 16 counters for each group in progress.
+    /// Returns the filter geometry: `bits` for each group, and `counting_bytes` counters.
     #[must_use]
     pub const fn geometry(&self) -> Geometry {
         let mut geometry = Geometry::netmigrate(self.groups as u64, self.at_once as u64);
         geometry.complete.cells = self.groups as u64 * self.bits as u64;
+        if let (Some(bytes), Some(counting)) = (self.counting_bytes, &mut geometry.under_way) {
+            counting.cells = bytes as u64;
+        }
         geometry
     }
 
