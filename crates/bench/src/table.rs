@@ -1,16 +1,27 @@
 //! Tables for terminals and Markdown.
 
-/// Rows of text with a header. The first column is left-aligned (names), the others right-aligned (numbers).
+/// Rows of text with a header. The first column is left-aligned (names), the others right-aligned (numbers), unless the
+/// table has only text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
+    has_numbers: bool,
 }
 
 impl Table {
     /// Creates a table without rows.
     pub fn new<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Self {
-        Self { head: head.into_iter().map(Into::into).collect(), rows: Vec::new() }
+        Self { head: head.into_iter().map(Into::into).collect(), rows: Vec::new(), has_numbers: true }
+    }
+
+    /// Creates a table without rows, with text in each column.
+    pub fn of_text<S: Into<String>>(head: impl IntoIterator<Item = S>) -> Self {
+        Self { has_numbers: false, ..Self::new(head) }
+    }
+
+    fn is_left(&self, column: usize) -> bool {
+        column == 0 || !self.has_numbers
     }
 
     /// Adds a row. Missing cells at the end are empty.
@@ -32,14 +43,8 @@ impl Table {
             let mut out = String::new();
             for (i, (cell, width)) in cells.iter().zip(&widths).enumerate() {
                 let gap = " ".repeat(width - cell.chars().count());
-                if i == 0 {
-                    out.push_str(cell);
-                    out.push_str(&gap);
-                } else {
-                    out.push_str("  ");
-                    out.push_str(&gap);
-                    out.push_str(cell);
-                }
+                out.push_str(if i == 0 { "" } else { "  " });
+                out.push_str(&if self.is_left(i) { format!("{cell}{gap}") } else { format!("{gap}{cell}") });
             }
             format!("{}\n", out.trim_end())
         };
@@ -52,19 +57,19 @@ impl Table {
         let escaped = Self {
             head: self.head.iter().map(|c| c.replace('|', "\\|")).collect(),
             rows: self.rows.iter().map(|r| r.iter().map(|c| c.replace('|', "\\|")).collect()).collect(),
+            has_numbers: self.has_numbers,
         };
         let widths: Vec<_> = escaped.widths().into_iter().map(|w| w.max(3)).collect();
         let line = |cells: &[String]| {
             let cells = cells.iter().zip(&widths).enumerate().map(|(i, (cell, width))| {
                 let gap = " ".repeat(width - cell.chars().count());
-                if i == 0 { format!(" {cell}{gap} |") } else { format!(" {gap}{cell} |") }
+                if self.is_left(i) { format!(" {cell}{gap} |") } else { format!(" {gap}{cell} |") }
             });
             format!("|{}\n", cells.collect::<String>())
         };
-        let rule = widths
-            .iter()
-            .enumerate()
-            .map(|(i, w)| if i == 0 { format!(" {} |", "-".repeat(*w)) } else { format!(" {}: |", "-".repeat(w - 1)) });
+        let rule = widths.iter().enumerate().map(|(i, w)| {
+            if self.is_left(i) { format!(" {} |", "-".repeat(*w)) } else { format!(" {}: |", "-".repeat(w - 1)) }
+        });
         let rule = format!("|{}\n", rule.collect::<String>());
         std::iter::once(line(&escaped.head)).chain([rule]).chain(escaped.rows.iter().map(|r| line(r))).collect()
     }
@@ -102,5 +107,8 @@ mod tests {
 | longer\\|name |    3 |     |
 ";
         assert_eq!(table().to_markdown(), expected);
+        let mut table = Table::of_text(["place", "x"]);
+        table.row(["a", "b"]);
+        assert_eq!(table.to_markdown(), "| place | x   |\n| ----- | --- |\n| a     | b   |\n");
     }
 }
