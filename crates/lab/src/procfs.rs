@@ -73,6 +73,38 @@ pub(crate) fn threads_of(pid: u32) -> Result<Vec<u32>> {
     Ok(process(pid)?.tasks()?.flatten().map(|task| task.tid.cast_unsigned()).collect())
 }
 
+/// Processor time since the start of the machine, in ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcessorTime {
+    /// All processors, also idle.
+    total: u64,
+    /// All programs, and other virtual machines. Time of interrupts is missing, because it belongs to no program.
+    used: u64,
+    /// This process and its ended children.
+    own: u64,
+}
+
+impl ProcessorTime {
+    pub(crate) fn now() -> Result<Self> {
+        let all = KernelStats::current().context("cannot read /proc/stat")?.total;
+        let stat = Process::myself().and_then(|process| process.stat()).context("cannot read /proc/self/stat")?;
+        let used = all.user + all.nice + all.system + all.steal.unwrap_or_default();
+        let of_interrupts = all.irq.unwrap_or_default() + all.softirq.unwrap_or_default();
+        let ended = u64::try_from(stat.cutime + stat.cstime).unwrap_or_default();
+        Ok(Self {
+            total: used + all.idle + all.iowait.unwrap_or_default() + of_interrupts,
+            used,
+            own: stat.utime + stat.stime + ended,
+        })
+    }
+
+    /// Returns the share of all processors that programs other than this one and its ended children used.
+    pub(crate) fn share_of_others_since(self, earlier: Self) -> f64 {
+        let used = self.used.saturating_sub(earlier.used).saturating_sub(self.own.saturating_sub(earlier.own));
+        used as f64 / self.total.saturating_sub(earlier.total).max(1) as f64
+    }
+}
+
 /// Returns the resident set of a process, in bytes.
 pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
     let kib = process(pid)?.status()?.vmrss;

@@ -1,19 +1,19 @@
 //! `switchyard-lab reproduce`: experiments of papers, on this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use switchyard_bench::numbers::time_flag;
 use switchyard_lab::product;
 use switchyard_lab::reproduce::bloom::{self, Scale};
-use switchyard_lab::reproduce::netmigrate::{self, Load};
+use switchyard_lab::reproduce::netmigrate::{self, Figures, Load};
 use switchyard_lab::reproduce::ways::WAYS;
 use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
-use switchyard_lab::reproduce::{alone, autoscaling, makris, pool};
+use switchyard_lab::reproduce::{Paper, all, alone, autoscaling, makris, pool};
 
 use super::typed;
 
@@ -26,6 +26,7 @@ pub(super) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    All(All),
     Netmigrate(Netmigrate),
     Tuning(Tuning),
     Bloom(Bloom),
@@ -62,6 +63,11 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
+fn of_knee(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share: &f64| (0.01..=10.0).contains(share));
+    share.ok_or_else(|| format!("a share of the sustained rate must be a number from 0.01 to 10, not {text}"))
+}
+
 /// Flags of all experiments.
 #[derive(Debug, Args)]
 struct Shared {
@@ -73,8 +79,9 @@ struct Shared {
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30m")]
     timeout: Duration,
 
-    /// File of results, one line per run; lines of other settings, versions and machines are left alone
-    #[arg(long, value_name = "FILE", default_value = "reproduce.jsonl")]
+    /// Folder of results, with a file for each experiment and a line for each run; lines of other settings, builds and
+    /// machines are left alone
+    #[arg(long, value_name = "FOLDER", default_value = "reproduce-results")]
     keep: PathBuf,
 
     /// The router to measure [default: switchyard, in the folder of this program]
@@ -100,9 +107,85 @@ impl Shared {
             repeat: self.repeat,
             timeout: self.timeout,
             keep: self.keep.clone(),
+            runs_max: usize::MAX,
+            attempts: 3,
+            is_capped: true,
+            deadline: None,
             out: self.out.clone(),
             command_line: typed(),
             stop,
+        })
+    }
+}
+
+/// Every experiment with published values, in a budget of time; and the book of all results
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Does the runs of all experiments that are missing in the folder of results, as far as the budget allows, and rewrites docs/reproduction.md and the pages \
+        of complete experiments. The next call resumes there. A result counts only for the same build and machine.\n\n\
+        The experiments limit servers by cgroups, which needs root. Nothing else should run on the machine: a run that other programs disturb is marked, and repeated \
+        at the end.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce all --smoke                      every experiment at toy size, in a minute\n  \
+        switchyard-lab reproduce all --budget 75m                 in the root of the repository\n  \
+        switchyard-lab reproduce all --only netmigrate --budget 75m\n  \
+        switchyard-lab reproduce all --book-only                  docs/reproduction.md from the stored results"
+)]
+struct All {
+    /// Time after which no run begins [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = time_flag)]
+    budget: Option<Duration>,
+
+    /// Only the experiments of these papers
+    #[arg(long, value_name = "PAPERS", value_delimiter = ',')]
+    only: Vec<Paper>,
+
+    /// Toy size, without limits if the machine supports none: shows that each experiment works, and prints the book
+    #[arg(long, conflicts_with = "budget")]
+    smoke: bool,
+
+    /// Measure nothing, and rewrite the book from the stored results
+    #[arg(long, conflicts_with_all = ["smoke", "budget", "only"])]
+    book_only: bool,
+
+    /// Repetitions of each run; a range of values needs three
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: u32,
+
+    /// Folder of results [default: docs/results/data; with --smoke: a temporary one]
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+
+    /// The router to measure [default: switchyard, in the folder of this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+}
+
+impl All {
+    fn run(&self, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
+        const DOCS: &str = "docs";
+        let temporary = tempfile::tempdir().context("cannot create a temporary folder")?;
+        let keep = match &self.keep {
+            Some(keep) => keep.clone(),
+            None if self.smoke => temporary.path().to_owned(),
+            None => Path::new(DOCS).join("results/data"),
+        };
+        if self.book_only {
+            return all::write_book(&keep, Some(Path::new(DOCS)));
+        }
+        let shared = Shared {
+            repeat: if self.smoke { 1 } else { self.repeat },
+            timeout: Duration::from_secs(30 * 60),
+            keep,
+            switchyard: self.switchyard.clone(),
+            out: None,
+        };
+        let deadline = self.budget.map(|budget| Instant::now() + budget);
+        all::run(&all::Settings {
+            conduct: Conduct { deadline, ..shared.research(stop)? },
+            docs: (!self.smoke).then(|| PathBuf::from(DOCS)),
+            only: self.only.clone(),
+            is_smoke: self.smoke,
         })
     }
 }
@@ -162,14 +245,18 @@ struct Netmigrate {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
     writes: Vec<f64>,
 
-    /// Shares of a processor for the source, or none for no limit (a limit needs root) [default: 0.5,0.35,0.2; with
-    /// --quick: 0.5,0.2]
+    /// Shares of a processor for the source, or none for no limit (a limit needs root) [default: 0.25,0.175,0.1;
+    /// with --quick: 0.25,0.1]
     #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
     source_cpu: Vec<Share>,
 
     /// Shares of a processor for the target, or none
-    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share, default_value = "0.5")]
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share, default_value = "0.25")]
     target_cpu: Vec<Share>,
+
+    /// Figures by the seconds of the moves instead of by the share of writes
+    #[arg(long)]
+    curves: bool,
 
     /// Only these kinds of moves [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = WAYS.map(|way| way.name))]
@@ -197,11 +284,11 @@ struct Tuning {
     writes: f64,
 
     /// Share of a processor for the source, or none for no limit (a limit needs root)
-    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
+    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.25")]
     source_cpu: Share,
 
     /// Share of a processor for the target, or none
-    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
+    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.25")]
     target_cpu: Share,
 
     #[command(flatten)]
@@ -214,20 +301,20 @@ struct Tuning {
     long_about = "Three servers, and twenty keys by Zipf, nearly all at the first server. The planner moves keys by each policy of the paper, and by Switchyard's own.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce makris\n  \
-        switchyard-lab reproduce makris --cpu 0.03 --loads 3000,6000,12000 --out docs/results/planner.md"
+        switchyard-lab reproduce makris --cpu 0.03 --of-knee 0.5,1 --out docs/results/planner.md"
 )]
 struct Makris {
     /// Share of a processor for each server (a limit needs root)
     #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     cpu: f64,
 
-    /// Connections of the load
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    connections: u32,
+    /// Clients of the load, with one connection and one request in flight each
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    clients: u32,
 
-    /// GET/s of all clients together: each policy meets each of these loads
-    #[arg(long, value_name = "RATES", value_delimiter = ',', default_value = "4000,8000,12000,16000,24000,32000", value_parser = clap::value_parser!(u32).range(1..))]
-    loads: Vec<u32>,
+    /// Rates of the load, as shares of the rate that one server sustains: each policy runs at each of them
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "0.5,0.6,0.7,0.8,0.9,1,1.1,1.2", value_parser = of_knee)]
+    of_knee: Vec<f64>,
 
     /// Duration of each phase
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "8s")]
@@ -270,7 +357,7 @@ struct Alone {
 #[derive(Debug, Args)]
 #[command(
     long_about = "nodes: throughput, response time and hits of one to six nodes without limits, with little processor time and with little memory. join: time for a node to join, by \
-        the number of nodes. fill: a fleet of 6 MB nodes grows while it is filled. surge: four times the load at once, and its end.",
+        the number of nodes. fill: a fleet of 6 MB nodes grows while it is filled. queries: time of 10 to 100,000 queries, also behind nutcracker. ramp: a fleet grows with its load. surge: four times the load at once, and its end.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce autoscaling\n  \
         switchyard-lab reproduce autoscaling --only join,surge\n  \
@@ -288,6 +375,14 @@ struct Autoscaling {
     /// Duration of each phase
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "4s")]
     phase: Duration,
+
+    /// Share of a processor for each server of the experiment join, or none for no limit
+    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "none")]
+    join_cpu: Share,
+
+    /// Keys of the experiments nodes, join and fill
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    keys: u64,
 
     /// Only these experiments [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = autoscaling::EXPERIMENTS)]
@@ -359,6 +454,7 @@ struct Bloom {
 
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     match &arguments.what {
+        What::All(of) => of.run(stop),
         What::Netmigrate(of) => netmigrate::run(&of.settings(stop)?),
         What::Tuning(of) => tuning::run(&tuning::Settings {
             conduct: of.shared.research(stop)?,
@@ -370,9 +466,10 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         What::Makris(of) => makris::run(&makris::Settings {
             conduct: of.shared.research(stop)?,
             cpu: of.cpu,
-            connections: of.connections as usize,
-            loads: of.loads.iter().map(|load| f64::from(*load)).collect(),
+            clients: of.clients as usize,
+            of_knee: of.of_knee.clone(),
             phase: of.phase,
+            rates_max: 40,
         }),
         What::Alone(of) => alone::run(&alone::Settings {
             conduct: of.shared.conduct(stop)?,
@@ -384,8 +481,12 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         What::Autoscaling(of) => autoscaling::run(&autoscaling::Settings {
             conduct: of.shared.conduct(stop)?,
             cpu: of.cpu,
+            join_cpu: of.join_cpu.0,
             connections: of.connections as usize,
             phase: of.phase,
+            keys: of.keys,
+            fill_rate: 1000.0,
+            nodes: 6,
             only: of.only.clone(),
         }),
         What::Pool(of) => pool::run(&pool::Settings {
@@ -423,7 +524,7 @@ impl Netmigrate {
         }
         let mut source_cpu = shares(&self.source_cpu);
         if source_cpu.is_empty() {
-            source_cpu = if quick { vec![Some(0.5), Some(0.2)] } else { vec![Some(0.5), Some(0.35), Some(0.2)] };
+            source_cpu = if quick { vec![Some(0.25), Some(0.1)] } else { vec![Some(0.25), Some(0.175), Some(0.1)] };
         }
         let is_safe = |way: &String| WAYS.iter().any(|known| known.name == way && !known.loses_keys());
         let only_safe = !self.only.is_empty() && self.only.iter().all(is_safe);
@@ -434,6 +535,7 @@ impl Netmigrate {
             source_cpu,
             target_cpu: shares(&self.target_cpu),
             only: self.only.clone(),
+            figures: if self.curves { Figures::Curves } else { Figures::Grid },
         })
     }
 }

@@ -54,6 +54,8 @@ pub struct Settings {
     pub popularity: Popularity,
     /// Share of writes, 0 to 1.
     pub writes: f64,
+    /// Share of requests that are dropped before they are sent, 0 to 1, in an open loop.
+    pub drops: f64,
     /// Seed of the requests.
     pub seed: u64,
 }
@@ -237,8 +239,21 @@ pub struct Counts {
     pub redirections: u64,
     /// Wrong replies to reads that found nothing.
     pub missing: u64,
+    /// Dropped requests.
+    pub dropped: u64,
     /// Longest time between two replies without an error; the first may be of the previous interval.
     pub longest_gap: Duration,
+}
+
+impl Counts {
+    /// Adds the counts of the next interval.
+    pub fn add(&mut self, later: &Self) {
+        self.tally.add(&later.tally);
+        self.redirections += later.redirections;
+        self.missing += later.missing;
+        self.dropped += later.dropped;
+        self.longest_gap = self.longest_gap.max(later.longest_gap);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -435,6 +450,11 @@ impl Driver {
                 }
             } else if let Some(interval) = interval {
                 while due <= now {
+                    if self.settings.drops > 0.0 && self.rng.unit() < self.settings.drops {
+                        lock(&self.ledger).counts.dropped += 1;
+                        due += interval;
+                        continue;
+                    }
                     let request = waiting.take().unwrap_or_else(|| self.draw(due));
                     let connection = self.connection_of(request.at as usize);
                     if self.connections[connection].pending.len() >= self.settings.in_flight_max {

@@ -420,6 +420,7 @@ impl Bench<'_> {
             keys: keys.clone(),
             popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
             writes: 0.05,
+            drops: 0.0,
             seed: 1,
         }
     }
@@ -567,6 +568,7 @@ impl Bench<'_> {
                 rate: Some(self.settings.writes),
                 popularity: Popularity::uniform(keys),
                 writes: 1.0,
+                drops: 0.0,
                 seed: u64::from(round) + 10,
                 ..self.load(vec![site.entry], false, &data)
             };

@@ -16,7 +16,6 @@ use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 use switchyard_bench::wire::Reply;
 
-use super::capped::Capped;
 use super::makris::pause;
 use super::{Bench, Conduct, Section, measure, publish, written};
 use crate::moves::admin;
@@ -132,8 +131,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
         .map(str::to_owned);
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     let sets = sets(&site, settings.changes as usize)?;
-    let _capped: Vec<Capped> =
-        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
     let (stop, errors, done, hot) =
         (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), RwLock::new(&sets[0]));
     std::thread::scope(|scope| {

@@ -23,7 +23,7 @@ use switchyard_bench::table::Table;
 use super::figure::{self, Line, Panel};
 use super::published::{BLOOM_BY_WRITES, BLOOM_BY_ZIPF, BLOOM_NIL_PERCENT, Improvement};
 use super::spread::Spread;
-use super::watch::{for_a_while, until_done};
+use super::watch::{Second, for_a_while, until_done};
 use super::{Bench, Conduct, Section, measure, plain, publish};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
@@ -64,6 +64,11 @@ pub struct Scale {
     pub targets: u16,
 }
 
+/// Share of queries that the load drops before it sends them, in percent. The text does not explain most losses of the
+/// paper's arm with a filter; dropped packets would be one explanation. The second share is the middle of the shares that
+/// would lead to its ratios; the book shows the whole curve.
+pub(super) const DROPS_PERCENT: [f64; 2] = [0.0, 14.0];
+
 impl Scale {
     /// Returns the bytes per second of each move that let the moves end with the queries.
     fn bytes_per_second(&self) -> u64 {
@@ -74,46 +79,57 @@ impl Scale {
 
 /// A point of the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Cell {
-    zipf: f64,
-    writes_percent: f64,
+pub(super) struct Cell {
+    pub(super) zipf: f64,
+    pub(super) writes_percent: f64,
+    pub(super) drops_percent: f64,
 }
 
-/// Figure 1 by writes, and figure 2 by Zipf. They share a cell.
+/// Figure 1 by writes, and figure 2 by Zipf, without dropped queries. They share a cell.
 fn cells() -> Vec<Cell> {
-    let by_writes = [1.0, 2.0, 3.0, 4.0, 5.0].map(|writes_percent| Cell { zipf: 0.9, writes_percent });
-    let by_zipf = [0.95, 0.99].map(|zipf| Cell { zipf, writes_percent: 5.0 });
+    let drops_percent = DROPS_PERCENT[0];
+    let by_writes = [1.0, 2.0, 3.0, 4.0, 5.0].map(|writes_percent| Cell { zipf: 0.9, writes_percent, drops_percent });
+    let by_zipf = [0.95, 0.99].map(|zipf| Cell { zipf, writes_percent: 5.0, drops_percent });
     by_writes.into_iter().chain(by_zipf).collect()
 }
 
-fn is_in_figure_1(cell: &Cell) -> bool {
+/// The ends of both figures, with dropped queries. Other shares of drops are computed, because a dropped query is lost
+/// in both variants.
+fn cells_with_drops() -> Vec<Cell> {
+    let ends = [(0.9, 1.0), (0.9, 5.0), (0.99, 5.0)];
+    ends.map(|(zipf, writes_percent)| Cell { zipf, writes_percent, drops_percent: DROPS_PERCENT[1] }).into()
+}
+
+pub(super) fn is_in_figure_1(cell: &Cell) -> bool {
     cell.zipf == 0.9
 }
 
-fn is_in_figure_2(cell: &Cell) -> bool {
+pub(super) fn is_in_figure_2(cell: &Cell) -> bool {
     cell.writes_percent == 5.0
 }
 
 /// A compared variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Variant {
+pub(super) struct Variant {
     name: &'static str,
-    flags: &'static [&'static str],
+    pub(super) flags: &'static [&'static str],
 }
 
-const WITHOUT: Variant = Variant {
+pub(super) const WITHOUT: Variant = Variant {
     name: "no filter",
     flags: &["--protocol", "bloom", "--mode", "paper", "--no-forwarding", "--allow-key-loss"],
 };
-const WITH: Variant =
+pub(super) const WITH: Variant =
     Variant { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
-const SAFE: Variant = Variant { name: "switchyard", flags: &["--protocol", "switchyard"] };
+pub(super) const SAFE: Variant = Variant { name: "switchyard", flags: &["--protocol", "switchyard"] };
 const ARMS: [Variant; 3] = [WITHOUT, WITH, SAFE];
 
 /// Results of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Measured {
-    queries: u64,
+pub(super) struct Measured {
+    /// Replies and dropped queries.
+    pub(super) queries: u64,
+    /// Reads that found nothing, and dropped queries.
     lost: u64,
     stale: u64,
     errors: u64,
@@ -124,9 +140,10 @@ struct Measured {
     p50_ms: f64,
     p99_ms: f64,
     longest_gap_ms: f64,
+    curve: Vec<Second>,
 }
 
-fn lost_percent(one: &Measured) -> f64 {
+pub(super) fn lost_percent(one: &Measured) -> f64 {
     100.0 * one.lost as f64 / one.queries.max(1) as f64
 }
 
@@ -141,12 +158,16 @@ fn median(all: &[Measured], value: fn(&Measured) -> f64) -> Option<f64> {
 pub fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, scale } = settings;
     let cells = cells();
-    let runs: Vec<(Cell, Variant)> = cells.iter().flat_map(|cell| ARMS.map(|arm| (*cell, arm))).collect();
+    let mut runs: Vec<(Cell, Variant)> = cells.iter().flat_map(|cell| ARMS.map(|arm| (*cell, arm))).collect();
+    let with_drops = cells_with_drops();
+    runs.extend(with_drops.iter().flat_map(|cell| [WITHOUT, WITH].map(|arm| (*cell, arm))));
     let outcome = measure(
         conduct,
         &runs,
         |(cell, arm)| json!({"experiment": "bloom", "scale": scale, "cell": cell, "flags": arm.flags}),
-        |(cell, arm)| format!("{}, Zipf {}, writes {} %", arm.name, plain(cell.zipf), plain(cell.writes_percent)),
+        |(Cell { zipf, writes_percent, drops_percent }, arm)| {
+            format!("{}, Zipf {zipf}, writes {writes_percent} %, {drops_percent} % dropped", arm.name)
+        },
         |bench, (cell, arm)| one(bench, scale, *cell, *arm),
     )?;
     let of = |cell: &Cell, arm: Variant| -> &[Measured] {
@@ -155,13 +176,18 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     let mut section = Section { notes: vec![describe(scale)], ..Section::default() };
     section.tables.push(("Queries lost".to_owned(), losses(&cells, of)));
-    section.tables.push(("What each run cost".to_owned(), costs(&cells, of)));
-    let panels = [
+    section.tables.push(("Dropped queries".to_owned(), drops(&with_drops, of)));
+    let all: Vec<Cell> = cells.iter().chain(&with_drops).copied().collect();
+    section.tables.push(("Cost of each run".to_owned(), costs(&all, of)));
+    let mut panels = vec![
         panel("Figure 1: Zipf 0.9", "writes, % of queries", &cells, is_in_figure_1, |cell| cell.writes_percent, of),
         panel("Figure 2: writes 5 %", "Zipf", &cells, is_in_figure_2, |cell| cell.zipf, of),
     ];
-    let shows = "Share of queries lost, by writes and by Zipf, without filter, with it, and with the default protocol"
-        .to_owned();
+    panels.push(by_drops(&with_drops, of));
+    panels.push(over_time(&cells[0], of));
+    let shows =
+        "Share of queries lost by writes and by Zipf, ratio of the losses by dropped queries, and losses over time"
+            .to_owned();
     section.figures.push(("bloom".to_owned(), shows, figure::svg(&panels)?));
     publish(conduct, MARK, &outcome, &section)
 }
@@ -184,6 +210,86 @@ fn improvement(without: &[Measured], with: &[Measured]) -> String {
         (Some(without), Some(with)) if with > 0.0 => two_digits(without / with),
         (Some(without), Some(_)) if without > 0.0 => "none lost with it".to_owned(),
         _ => String::new(),
+    }
+}
+
+/// Percent of queries lost if this percent is dropped in addition to `lost` percent of the others.
+fn with_drop(lost: f64, dropped: f64) -> f64 {
+    dropped + (100.0 - dropped) * lost / 100.0
+}
+
+/// Returns the table of measured and computed ratios with dropped queries.
+fn drops<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Table {
+    let mut table = Table::new([
+        "Zipf",
+        "writes",
+        "dropped",
+        WITHOUT.name,
+        WITH.name,
+        "no filter : filter",
+        "computed from no drops",
+    ]);
+    let percent = |all: &[Measured]| {
+        let spread = Spread::of(all.iter().map(lost_percent));
+        spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.2} %")))
+    };
+    for cell in cells {
+        let undropped = Cell { drops_percent: DROPS_PERCENT[0], ..*cell };
+        let lost = |arm: Variant| median(of(&undropped, arm), lost_percent);
+        let computed = lost(WITHOUT).zip(lost(WITH)).map_or(String::new(), |(without, with)| {
+            two_digits(with_drop(without, cell.drops_percent) / with_drop(with, cell.drops_percent))
+        });
+        table.row([
+            plain(cell.zipf),
+            format!("{} %", plain(cell.writes_percent)),
+            format!("{} %", plain(cell.drops_percent)),
+            percent(of(cell, WITHOUT)),
+            percent(of(cell, WITH)),
+            improvement(of(cell, WITHOUT), of(cell, WITH)),
+            computed,
+        ]);
+    }
+    table
+}
+
+/// Returns the ratio of the losses by the share of dropped queries: computed from runs without drops, and measured.
+fn by_drops<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Panel {
+    let mut lines = Vec::new();
+    for cell in cells {
+        let name = format!("Zipf {}, writes {} %", plain(cell.zipf), plain(cell.writes_percent));
+        let undropped = Cell { drops_percent: DROPS_PERCENT[0], ..*cell };
+        let lost = |cell: &Cell, arm: Variant| median(of(cell, arm), lost_percent);
+        if let Some((without, with)) = lost(&undropped, WITHOUT).zip(lost(&undropped, WITH)) {
+            let ratio = |dropped: f64| with_drop(without, dropped) / with_drop(with, dropped);
+            let points = (1..=20).map(|dropped| (f64::from(dropped), ratio(f64::from(dropped)))).collect();
+            lines.push(Line { name: format!("{name}, computed"), points });
+        }
+        if let Some((without, with)) = lost(cell, WITHOUT).zip(lost(cell, WITH)) {
+            lines.push(Line { name: format!("{name}, measured"), points: vec![(cell.drops_percent, without / with)] });
+        }
+    }
+    Panel {
+        title: "Dropped queries".to_owned(),
+        x: "queries dropped, %".to_owned(),
+        y: "queries lost, no filter : filter".to_owned(),
+        floor: Some(1.0),
+        lines,
+    }
+}
+
+/// Returns the losses of the first repetition by the seconds of the move.
+fn over_time<'a>(cell: &Cell, of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Panel {
+    let line = |arm: Variant| {
+        let curve = of(cell, arm).first().map(|run| run.curve.as_slice()).unwrap_or_default();
+        let points = curve.iter().enumerate().map(|(second, point)| (second as f64, point.lost_percent));
+        Line { name: arm.name.to_owned(), points: points.collect() }
+    };
+    Panel {
+        title: format!("Zipf {}, writes {} %", plain(cell.zipf), plain(cell.writes_percent)),
+        x: "seconds of the move".to_owned(),
+        y: "queries lost, %".to_owned(),
+        floor: None,
+        lines: ARMS.map(line).into(),
     }
 }
 
@@ -240,6 +346,7 @@ fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> T
         "arm",
         "Zipf",
         "writes",
+        "dropped",
         "queries",
         "lost",
         "stale",
@@ -254,7 +361,7 @@ fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> T
     ];
     let mut table = Table::new(head);
     for arm in ARMS {
-        for cell in cells {
+        for cell in cells.iter().filter(|cell| !of(cell, arm).is_empty()) {
             let all = of(cell, arm);
             let text = |value: fn(&Measured) -> f64, digits: usize| {
                 Spread::of(all.iter().map(value))
@@ -264,6 +371,7 @@ fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> T
                 arm.name.to_owned(),
                 plain(cell.zipf),
                 format!("{} %", plain(cell.writes_percent)),
+                format!("{} %", plain(cell.drops_percent)),
                 text(|m| m.queries as f64, 0),
                 text(|m| m.lost as f64, 0),
                 text(|m| m.stale as f64, 0),
@@ -327,6 +435,7 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Mea
         keys: keys.clone(),
         popularity: Popularity::zipfian(keys.count() as u64, cell.zipf),
         writes: cell.writes_percent / 100.0,
+        drops: cell.drops_percent / 100.0,
         seed: 1,
     })?;
     let (before, control) = for_a_while(&run, CONTROL, stop)?;
@@ -353,8 +462,8 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Mea
     ensure!(left == 0, "{left} keys are left at the source");
     let tally = &watched.counts.tally;
     Ok(Measured {
-        queries: tally.replies,
-        lost: watched.counts.missing,
+        queries: tally.replies + watched.counts.dropped,
+        lost: watched.counts.missing + watched.counts.dropped,
         stale: tally.wrong - watched.counts.missing,
         errors: tally.errors + tally.unanswered + tally.disconnects,
         wrong_after: keys.count_wrong(|_| site.entry)?,
@@ -364,6 +473,7 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Mea
         p50_ms: watched.latency_ms(0.5),
         p99_ms: watched.latency_ms(0.99),
         longest_gap_ms: watched.longest_gap_ms(),
+        curve: watched.curve,
     })
 }
 
@@ -384,6 +494,7 @@ mod tests {
             p50_ms: 1.0,
             p99_ms: 1.0,
             longest_gap_ms: 1.0,
+            curve: Vec::new(),
         }
     }
 
@@ -422,6 +533,20 @@ mod tests {
         assert_eq!([46_551.7, 3.84, 0.5].map(two_digits), ["47000", "3.8", "0.5"]);
         assert_eq!(improvement(&[measured(300)], &[]), "");
         assert_eq!(improvement(&[measured(0)], &[measured(0)]), "");
+    }
+
+    #[test]
+    fn dropped_queries_are_lost_in_addition() {
+        assert_eq!(with_drop(30.0, 0.0), 30.0);
+        assert_eq!(with_drop(0.0, 14.0), 14.0);
+        assert!((with_drop(30.0, 14.0) - 39.8).abs() < 1e-9);
+        let cells = cells_with_drops();
+        let [without, with] = [[measured(300)], [measured(0)]];
+        let of = |_: &Cell, arm: Variant| -> &[Measured] { if arm == WITHOUT { &without } else { &with } };
+        let text = drops(&cells, of).to_text();
+        assert_eq!(text.matches("none lost with it").count(), cells.len(), "{text}");
+        assert_eq!(text.matches("2.8").count(), cells.len(), "{text}");
+        assert_eq!(by_drops(&cells, of).lines[0].points[13], (14.0, with_drop(30.0, 14.0) / 14.0));
     }
 
     #[test]

@@ -53,6 +53,18 @@ impl Capped {
     }
 }
 
+/// Whether this machine and user can limit processes: the group of no process can be created.
+pub(crate) fn is_possible() -> bool {
+    let (root, is_v1) = root();
+    let group = root.join(format!("{PREFIX}{}-0", std::process::id()));
+    let can_limit = || is_v1 || fs::write(root.join("cgroup.subtree_control"), "+cpu").is_ok();
+    let is_created = can_limit() && fs::create_dir(&group).is_ok();
+    let file = if is_v1 { "cpu.cfs_quota_us" } else { "cpu.max" };
+    let is_limited = is_created && group.join(file).exists();
+    let _ = fs::remove_dir(&group);
+    is_limited
+}
+
 impl Drop for Capped {
     fn drop(&mut self) {
         dissolve(&self.group, &self.root);

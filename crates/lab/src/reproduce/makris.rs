@@ -1,17 +1,18 @@
 //! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and the effect of
 //! moving single keys. Its figures 1 and 3 to 8, and table I.
 //!
-//! Each policy of the planner has its own run. The load runs all the time: automation is first off, and then on. The
-//! load and response time of each node are the router's counts.
+//! Each policy of the planner has its own run. The load runs all the time: automation is first off, and then on.
+//!
+//! The load is open: each client plans its requests independently of replies, and catches up after a late one. A
+//! response time counts from the planned time, so that it includes the wait for earlier replies. Clients that send as
+//! fast as they can would measure this machine's processors once three servers reply.
 //!
 //! The servers get a part of a processor, like the paper's virtual machines on one; otherwise so few clients would
-//! overload no server. The mean response time of one server by the rate, behind the router, comes first (figure 1).
-//!
-//! Each policy runs at several rates. Below them no server is overloaded, and above them all three are: single keys
-//! help in between. The result of one rate alone would depend on its choice. Clients that send as fast as they can
-//! would measure this machine's processors once three servers reply.
+//! overload no server. The mean response time of one server by the rate, behind the router, comes first (figure 1). Its
+//! knee is the greatest rate that the server sustains. Each policy runs at several rates around the knee, because the
+//! result of one rate alone would depend on its choice.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -22,10 +23,9 @@ use switchyard_bench::load::{self, Pace, Sharing, Skew, ValueSizes};
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
-use super::capped::Capped;
 use super::figure::{self, Line, Panel};
 use super::spread::Spread;
-use super::{Bench, Conduct, Section, measure, publish};
+use super::{Bench, Conduct, Section, measure, plain, publish};
 use crate::moves::admin;
 use crate::moves::site::Routed;
 
@@ -33,12 +33,19 @@ const MARK: &str = "reproduce-makris";
 const NODES: usize = 3;
 const KEYS: usize = 20;
 /// Lowest rate of figure 1, and the factor from a rate to the next one.
-const RATES: (f64, f64) = (200.0, 1.5);
-const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
+const RATES: (f64, f64) = (1000.0, 1.1);
+/// Share of the offered requests that a server replies to at a rate that it sustains.
+const SUSTAINED: f64 = 0.95;
+/// Time before each phase of a run, in which nothing is counted.
+const SETTLES: Duration = Duration::from_secs(2);
+pub(super) const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
 
 /// Before and after, of each node: share of the load in percent, and mean response time in seconds (table I).
-const PUBLISHED: [[(f64, f64); NODES]; 2] =
+pub(super) const PUBLISHED: [[(f64, f64); NODES]; 2] =
     [[(98.0, 0.82), (1.0, 0.36), (1.0, 0.34)], [(42.0, 0.55), (30.0, 0.48), (28.0, 0.47)]];
+
+/// Change of the mean response time of all requests, in percent: computed from table I.
+pub(super) const MEAN_PUBLISHED: f64 = -37.5;
 
 /// Settings of the experiment.
 #[derive(Debug, Clone)]
@@ -47,26 +54,37 @@ pub struct Settings {
     pub conduct: Conduct,
     /// Share of a processor for each server.
     pub cpu: f64,
-    /// Connections of the load.
-    pub connections: usize,
-    /// GET/s of all connections together. Each policy runs at each of these rates.
-    pub loads: Vec<f64>,
+    /// Clients of the load, with one connection and one request in flight each.
+    pub clients: usize,
+    /// Rates of the load, as shares of the knee. Each policy runs at each of these rates.
+    pub of_knee: Vec<f64>,
     /// Duration of each phase.
     pub phase: Duration,
+    /// Maximum number of rates of figure 1.
+    pub rates_max: usize,
 }
 
-/// Load of a node in a phase.
+/// A rate of figure 1.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Node {
-    requests: f64,
-    answer_us: f64,
+pub(super) struct RatePoint {
+    /// Requests per second that the load offered, and that the server replied to.
+    pub(super) offered: f64,
+    pub(super) achieved: f64,
+    pub(super) mean_ms: f64,
+}
+
+/// Load of a node in a phase: replies per second, and their mean time.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Node {
+    pub(super) requests: f64,
+    pub(super) answer_us: f64,
 }
 
 /// Results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Measured {
-    before: Vec<Node>,
-    after: Vec<Node>,
+pub(super) struct Measured {
+    pub(super) before: Vec<Node>,
+    pub(super) after: Vec<Node>,
     /// Number of moved keys.
     moved: u64,
     errors: u64,
@@ -77,31 +95,39 @@ struct Measured {
 /// # Errors
 /// If a server cannot be started, or the user interrupts.
 pub fn run(settings: &Settings) -> Result<()> {
-    let Settings { conduct, cpu, connections, loads, phase } = settings;
+    let Settings { conduct, cpu, clients, of_knee, phase, .. } = settings;
     let rates = measure(
         conduct,
         &["rates"],
-        |_| json!({"experiment": "makris-rates-routed", "cpu": cpu, "connections": connections}),
+        |_| json!({"experiment": "makris-rates", "cpu": cpu, "clients": clients, "seconds": phase.as_secs_f64(), "rates_max": settings.rates_max}),
         |_| "response time by rate".to_owned(),
         |bench, _| by_rate(bench, settings),
     )?;
-    let points: Vec<(f64, f64)> = rates.results.first().and_then(|runs| runs.first()).cloned().unwrap_or_default();
-    let runs: Vec<(f64, &str)> = loads.iter().flat_map(|load| POLICIES.map(|policy| (*load, policy))).collect();
+    let sweeps: &[Vec<RatePoint>] = rates.results.first().map(Vec::as_slice).unwrap_or_default();
+    let knee = Spread::of(sweeps.iter().filter_map(|points| knee(points))).context("figure 1 has no rate")?;
+    let points = sweeps.first().map(|points| points.iter().map(|point| (point.offered, point.mean_ms)).collect());
+    let loads: Vec<f64> = of_knee.iter().map(|share| (share * knee.median).round()).collect();
+    let runs: Vec<(f64, f64, &str)> =
+        of_knee.iter().zip(&loads).flat_map(|(share, load)| POLICIES.map(|policy| (*share, *load, policy))).collect();
     let outcome = measure(
         conduct,
         &runs,
-        |(load, policy)| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "load": load, "seconds": phase.as_secs()}),
-        |(load, policy)| format!("policy {policy}, {load} GET/s"),
-        |bench, (load, policy)| one(bench, settings, *load, policy),
+        |(share, load, policy)| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "clients": clients, "of_knee": share, "load": load, "seconds": phase.as_secs()}),
+        |(share, load, policy)| format!("policy {policy}, {share} of the knee: {load} GET/s"),
+        |bench, (_, load, policy)| one(bench, settings, *load, policy),
     )?;
     let mut table = Table::new([
-        "GET/s",
+        "of the knee",
+        "GET/s offered",
+        "achieved before",
+        "after",
         "policy",
         "load before, % of all",
         "after",
         "response time before",
         "after",
         "hottest node's response time",
+        "mean of all requests",
         "keys moved",
         "errors",
     ]);
@@ -111,16 +137,20 @@ pub fn run(settings: &Settings) -> Result<()> {
     let (share, answer) = (|node: &(f64, f64)| format!("{:.0}", node.0), |node: &(f64, f64)| format!("{:.2}", node.1));
     table.row([
         String::new(),
+        String::new(),
+        String::new(),
+        String::new(),
         "published".to_owned(),
         of(0, &share),
         of(1, &share),
         format!("{} s", of(0, &answer)),
         format!("{} s", of(1, &answer)),
         "-33 %".to_owned(),
+        format!("{MEAN_PUBLISHED:+.0} %"),
         String::new(),
         String::new(),
     ]);
-    for ((load, policy), results) in runs.iter().zip(&outcome.results) {
+    for ((share, load, policy), results) in runs.iter().zip(&outcome.results) {
         let each = |of: &dyn Fn(&Measured, usize) -> f64, digits: usize| -> String {
             let of_node = |node| {
                 Spread::of(results.iter().map(|run| of(run, node)))
@@ -129,8 +159,15 @@ pub fn run(settings: &Settings) -> Result<()> {
             (0..NODES).map(of_node).collect::<Vec<_>>().join(" / ")
         };
         let sum = |of: fn(&Measured) -> u64| results.iter().map(of).max().unwrap_or(0).to_string();
+        let achieved = |nodes: fn(&Measured) -> &[Node]| {
+            Spread::of(results.iter().map(|run| nodes(run).iter().map(|node| node.requests).sum()))
+                .map_or(String::new(), |spread| spread.text(|v| format!("{v:.0}")))
+        };
         table.row([
+            plain(*share),
             load.to_string(),
+            achieved(|run| &run.before),
+            achieved(|run| &run.after),
             (*policy).to_owned(),
             each(&|run, node| share_of(&run.before, node), 0),
             each(&|run, node| share_of(&run.after, node), 0),
@@ -138,16 +175,20 @@ pub fn run(settings: &Settings) -> Result<()> {
             format!("{} ms", each(&|run, node| run.after[node].answer_us / 1e3, 2)),
             Spread::of(results.iter().map(change))
                 .map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
+            Spread::of(results.iter().map(change_of_mean))
+                .map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
             sum(|run| run.moved),
             sum(|run| run.errors),
         ]);
     }
-    let alike = most_alike(loads, &outcome.results);
+    // At the knee, or the last rate.
+    let shown = of_knee.iter().position(|share| *share == 1.0).unwrap_or(of_knee.len().saturating_sub(1));
     let notes = vec![format!(
-        "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {connections} clients \
-         send GET at a fixed rate. Nodes are in the order in which the configuration lists them; after a move the second may have the most. The last figure is of {} GET/s: there \
-         the first node's response time, over the mean of the others before, is nearest to the published one.",
-        loads[alike]
+        "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {clients} clients \
+         send GET in an open loop; times count from the planned time of a request. One server sustains {} GET/s: the knee. Nodes are in the order in which the configuration \
+         lists them; after a move the second may have the most. The last figure is of {} GET/s.",
+        knee.text(|rate| format!("{rate:.0}")),
+        loads[shown]
     )];
     let mut figures = vec![(
         "makris-rate".to_owned(),
@@ -157,7 +198,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             x: "GET/s".to_owned(),
             y: "mean response time, ms".to_owned(),
             floor: Some(0.1),
-            lines: vec![Line { name: format!("{cpu} of a processor"), points }],
+            lines: vec![Line { name: format!("{cpu} of a processor"), points: points.unwrap_or_default() }],
         }])?,
     )];
     let gains = POLICIES.iter().enumerate().map(|(at, policy)| Line {
@@ -185,7 +226,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             lines: gains.collect(),
         }])?,
     ));
-    let alike = &outcome.results[alike * POLICIES.len()..(alike + 1) * POLICIES.len()];
+    let at_knee = &outcome.results[shown * POLICIES.len()..(shown + 1) * POLICIES.len()];
     let panels = [
         ("Figures 3, 4: before", 0, true),
         ("Figures 6, 7: after", 1, true),
@@ -197,7 +238,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         x: "node".to_owned(),
         y: if is_load { "load, % of all" } else { "response time / previous response time of node 1" }.to_owned(),
         floor: None,
-        lines: lines(alike, phase, is_load),
+        lines: lines(at_knee, phase, is_load),
     });
     let shows = "Share of the load and response time of each node, before and after, as published and by each policy (figures 3 to 8)";
     figures.push(("makris".to_owned(), shows.to_owned(), figure::svg(&panels)?));
@@ -206,29 +247,37 @@ pub fn run(settings: &Settings) -> Result<()> {
 }
 
 /// Returns a node's part of all requests, in percent.
-fn share_of(nodes: &[Node], node: usize) -> f64 {
+pub(super) fn share_of(nodes: &[Node], node: usize) -> f64 {
     let all: f64 = nodes.iter().map(|node| node.requests).sum();
     nodes[node].requests * 100.0 / all.max(1.0)
 }
 
 /// Returns the change of the hottest node's response time, in percent.
-fn change(run: &Measured) -> f64 {
+pub(super) fn change(run: &Measured) -> f64 {
     let hottest = |nodes: &[Node]| nodes.iter().map(|node| node.answer_us).fold(0.0, f64::max);
     (hottest(&run.after) / hottest(&run.before) - 1.0) * 100.0
 }
 
-/// Returns the index of the rate whose state before is closest to the published one. Ignores the state after.
-fn most_alike(loads: &[f64], results: &[Vec<Measured>]) -> usize {
-    let ratio = |nodes: &mut dyn Iterator<Item = f64>| {
-        nodes.next().unwrap_or(0.0) * (NODES - 1) as f64 / nodes.sum::<f64>().max(1e-9)
+/// Returns the change of the mean response time of all requests, in percent.
+pub(super) fn change_of_mean(run: &Measured) -> f64 {
+    let mean = |nodes: &[Node]| {
+        let all: f64 = nodes.iter().map(|node| node.requests).sum();
+        nodes.iter().map(|node| node.requests * node.answer_us).sum::<f64>() / all
     };
-    let published = ratio(&mut PUBLISHED[0].iter().map(|node| node.1));
-    let distance = |load: usize| {
-        let of_load = results[load * POLICIES.len()..(load + 1) * POLICIES.len()].iter().flatten();
-        let ratios = of_load.map(|run| ratio(&mut run.before.iter().map(|node| node.answer_us)));
-        Spread::of(ratios).map_or(f64::INFINITY, |spread| (spread.median / published).ln().abs())
-    };
-    (0..loads.len()).min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0)
+    (mean(&run.after) / mean(&run.before) - 1.0) * 100.0
+}
+
+/// Returns the greatest rate up to which the server sustained each rate, and at least the lowest measured one.
+pub(super) fn knee(points: &[RatePoint]) -> Option<f64> {
+    let sustained = points.iter().take_while(|point| point.achieved >= SUSTAINED * point.offered);
+    sustained.last().or(points.first()).map(|point| point.offered)
+}
+
+/// Replies and the sum of their times in microseconds, by phase and key.
+#[derive(Debug, Default)]
+struct Counts {
+    replies: [[AtomicU64; KEYS]; 2],
+    micros: [[AtomicU64; KEYS]; 2],
 }
 
 fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Result<Measured> {
@@ -239,35 +288,52 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     bench.order(site.admin, &["automation", "off"])?;
     let keys = keys(&site)?;
-    let _capped: Vec<Capped> =
-        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
     let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
     // Mean time between two requests of a client.
-    let gap = Duration::from_secs_f64(settings.connections as f64 / load);
+    let gap = Duration::from_secs_f64(settings.clients as f64 / load);
     let shares = zipf();
+    let (counts, phase) = (Counts::default(), AtomicUsize::new(usize::MAX));
     std::thread::scope(|scope| {
-        for seed in 0..settings.connections {
+        for seed in 0..settings.clients {
             let (site, keys, shares, stop, errors) = (&site, &keys, &shares, &stop, &errors);
+            let (counts, phase) = (&counts, &phase);
             scope.spawn(move || {
                 let mut rng = Rng::new(seed as u64 + 1);
                 let mut client = Client::connect(site.entry).ok();
-                let mut due = Instant::now();
+                let mut planned = Instant::now();
                 while let Some(client) = client.as_mut().filter(|_| !stop.load(Ordering::Relaxed)) {
-                    wait_turn(&mut rng, &mut due, gap);
+                    // Requests arrive at random, independently of replies.
+                    planned += gap.mul_f64(-(1.0 - rng.unit()).ln());
+                    std::thread::sleep(planned.saturating_duration_since(Instant::now()));
                     let at = rng.unit();
-                    let key = &keys[shares.partition_point(|sum| *sum < at).min(KEYS - 1)];
-                    if client.text(&[b"GET", key.as_bytes()]).is_err() {
+                    let key = shares.partition_point(|sum| *sum < at).min(KEYS - 1);
+                    if client.text(&[b"GET", keys[key].as_bytes()]).is_err() {
                         errors.fetch_add(1, Ordering::Relaxed);
+                    } else if let Some((replies, micros)) = {
+                        let phase = phase.load(Ordering::Relaxed);
+                        counts.replies.get(phase).zip(counts.micros.get(phase))
+                    } {
+                        replies[key].fetch_add(1, Ordering::Relaxed);
+                        micros[key].fetch_add(planned.elapsed().as_micros() as u64, Ordering::Relaxed);
                     }
                 }
             });
         }
+        let watch = |number: usize| -> Result<Vec<Node>> {
+            pause(bench, SETTLES)?;
+            let begun = Instant::now();
+            phase.store(number, Ordering::Relaxed);
+            pause(bench, settings.phase)?;
+            phase.store(usize::MAX, Ordering::Relaxed);
+            by_node(&site, &keys, &counts.replies[number], &counts.micros[number], begun.elapsed())
+        };
         let watched = (|| {
-            let before = watch(bench, &site, settings.phase)?;
+            let before = watch(0)?;
             bench.order(site.admin, &["automation", "on"])?;
             // The planner observes, moves, and checks the effect, several times.
             pause(bench, settings.phase * 2)?;
-            let after = watch(bench, &site, settings.phase)?;
+            let after = watch(1)?;
             let history = admin::get(site.admin, "/api/v1/plan/history")?;
             let steps = |decision: &serde_json::Value| {
                 decision["steps"]
@@ -282,6 +348,30 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
         stop.store(true, Ordering::Relaxed);
         watched
     })
+}
+
+/// Returns the load of each node, by the nodes that have the keys now.
+fn by_node(
+    site: &Routed,
+    keys: &[String],
+    replies: &[AtomicU64; KEYS],
+    micros: &[AtomicU64; KEYS],
+    time: Duration,
+) -> Result<Vec<Node>> {
+    let (mut counts, mut sums) = ([0_u64; NODES], [0_u64; NODES]);
+    for (key, (replies, micros)) in keys.iter().zip(replies.iter().zip(micros)) {
+        let found = admin::get(site.admin, &format!("/api/v1/where?key={key}"))?;
+        let name = found["keys"][0]["node"].as_str().with_context(|| format!("the router reports no node of {key}"))?;
+        let node = site.addresses.iter().position(|address| address.to_string() == name);
+        let node = node.with_context(|| format!("{key} is at {name}, which is no node of this run"))?;
+        counts[node] += replies.load(Ordering::Relaxed);
+        sums[node] += micros.load(Ordering::Relaxed);
+    }
+    let node = |(count, sum): (u64, u64)| Node {
+        requests: count as f64 / time.as_secs_f64(),
+        answer_us: sum as f64 / count.max(1) as f64,
+    };
+    Ok(counts.into_iter().zip(sums).map(node).collect())
 }
 
 /// Returns the lines of a panel: published values, and for each policy the median of its runs.
@@ -302,19 +392,18 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
 }
 
-/// Measures figure 1: rate and mean response time in milliseconds, up to a rate that the server cannot sustain.
-fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
+/// Measures figure 1, up to a rate that the server cannot sustain.
+fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<RatePoint>> {
     let site =
         Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
-    let _capped: Vec<Capped> =
-        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
     let (mut rate, mut points) = (RATES.0, Vec::new());
     loop {
         ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
         let run = load::start(&load::Settings {
             target: site.entry,
             threads: 1,
-            connections: settings.connections,
+            connections: settings.clients,
             pipeline: 1000,
             pace: Pace::Open { rate },
             duration: settings.phase,
@@ -328,8 +417,9 @@ fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
             seed: 1,
         })?;
         let summary = run.finish()?;
-        points.push((rate, summary.total.mean().as_secs_f64() * 1e3));
-        if (summary.total.replies as f64) < rate * summary.elapsed.as_secs_f64() * 0.9 || points.len() > 40 {
+        let achieved = summary.total.replies as f64 / summary.elapsed.as_secs_f64();
+        points.push(RatePoint { offered: rate, achieved, mean_ms: summary.total.mean().as_secs_f64() * 1e3 });
+        if achieved < SUSTAINED * rate || points.len() >= settings.rates_max {
             return Ok(points);
         }
         rate *= RATES.1;
@@ -370,13 +460,6 @@ fn keys(site: &Routed) -> Result<Vec<String>> {
     anyhow::bail!("no keys were found at each of the servers")
 }
 
-/// Waits for a client's next request. Requests arrive at random. Lost time is not made up: a client that had to wait
-/// sends its next request at once.
-pub(super) fn wait_turn(rng: &mut Rng, due: &mut Instant, gap: Duration) {
-    *due = (*due + gap.mul_f64(-(1.0 - rng.unit()).ln())).max(Instant::now());
-    std::thread::sleep(due.saturating_duration_since(Instant::now()));
-}
-
 pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -386,24 +469,33 @@ pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mean of the router's reports on each node, taken once a second.
-fn watch(bench: &Bench<'_>, site: &Routed, time: Duration) -> Result<Vec<Node>> {
-    pause(bench, Duration::from_secs(2))?;
-    let mut sums = [Node { requests: 0.0, answer_us: 0.0 }; NODES];
-    let seconds = time.as_secs().max(1);
-    for _ in 0..seconds {
-        pause(bench, Duration::from_secs(1))?;
-        let load = admin::get(site.admin, "/api/v1/load")?;
-        for (sum, address) in sums.iter_mut().zip(&site.addresses) {
-            let name = address.to_string();
-            let node = load["nodes"]
-                .as_array()
-                .and_then(|nodes| nodes.iter().find(|node| node["node"] == name.as_str()))
-                .cloned();
-            let node = node.with_context(|| format!("the router reports no load of {name}"))?;
-            sum.requests += node["requests_per_second"].as_f64().unwrap_or(0.0) / seconds as f64;
-            sum.answer_us += node["answer_us"].as_f64().unwrap_or(0.0) / seconds as f64;
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(achieved: &[f64]) -> Vec<RatePoint> {
+        let rates = (1..).map(|number| f64::from(number) * 100.0);
+        rates
+            .zip(achieved)
+            .map(|(offered, achieved)| RatePoint { offered, achieved: *achieved, mean_ms: 1.0 })
+            .collect()
     }
-    Ok(sums.to_vec())
+
+    #[test]
+    fn the_knee_is_the_last_sustained_rate() {
+        assert_eq!(knee(&points(&[100.0, 199.0, 290.0, 300.0])), Some(300.0));
+        assert_eq!(knee(&points(&[100.0, 180.0, 300.0])), Some(100.0));
+        assert_eq!(knee(&points(&[50.0])), Some(100.0));
+        assert_eq!(knee(&[]), None);
+    }
+
+    #[test]
+    fn the_published_mean_is_that_of_table_1() {
+        let nodes = |phase: &[(f64, f64); NODES]| -> Vec<Node> {
+            phase.iter().map(|(share, seconds)| Node { requests: *share, answer_us: seconds * 1e6 }).collect()
+        };
+        let run = Measured { before: nodes(&PUBLISHED[0]), after: nodes(&PUBLISHED[1]), moved: 0, errors: 0 };
+        assert!((change(&run) + 33.0).abs() < 0.5, "{}", change(&run));
+        assert!((change_of_mean(&run) - MEAN_PUBLISHED).abs() < 0.5, "{}", change_of_mean(&run));
+    }
 }

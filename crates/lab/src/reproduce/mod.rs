@@ -13,10 +13,14 @@
 //!   auto-scaling).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 //! - [`pool`]: a server joins a pool of twemproxy's configuration.
+//! - [`all`]: all experiments with published values, in a budget of time, and the book of their results.
+//! - `book`: the rows of the book, their values and verdicts.
 
+pub mod all;
 pub mod alone;
 pub mod autoscaling;
 pub mod bloom;
+mod book;
 pub(crate) mod capped;
 mod figure;
 mod kept;
@@ -39,9 +43,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -49,11 +53,13 @@ use serde_json::Value;
 use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
+pub use self::book::Paper;
+use self::capped::Capped;
 pub use self::capped::SHARE_LEAST;
 use self::kept::StoredResults;
 use crate::document::{replace_between_marks, today};
 use crate::moves::site::{Programs, version_of};
-use crate::procfs::describe_machine;
+use crate::procfs::{ProcessorTime, describe_machine};
 
 /// Common settings of all reproductions.
 #[derive(Debug, Clone)]
@@ -64,8 +70,16 @@ pub struct Conduct {
     pub repeat: u32,
     /// Time limit of the moves of a run.
     pub timeout: Duration,
-    /// File of results.
+    /// Folder of results, with a file for each experiment.
     pub keep: PathBuf,
+    /// Maximum number of different runs of an experiment. The others have no result.
+    pub runs_max: usize,
+    /// Maximum number of repetitions of a run that other programs disturb.
+    pub attempts: usize,
+    /// Whether servers are limited. Without it, limits are only recorded as settings.
+    pub is_capped: bool,
+    /// End of the time budget: no run begins after it.
+    pub deadline: Option<Instant>,
     /// Document whose section is rewritten. Figures go to `figures` in its folder.
     pub out: Option<PathBuf>,
     /// Command line of this run, for the document.
@@ -73,6 +87,18 @@ pub struct Conduct {
     /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
+
+/// The time budget has ended. Finished runs are stored.
+#[derive(Debug)]
+pub(crate) struct BudgetUsed;
+
+impl std::fmt::Display for BudgetUsed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the time budget has ended; finished runs are stored, and the same command resumes after them")
+    }
+}
+
+impl std::error::Error for BudgetUsed {}
 
 /// Common state of the runs.
 #[derive(Debug)]
@@ -88,6 +114,12 @@ impl Bench<'_> {
     fn name(&self) -> String {
         self.sites.set(self.sites.get() + 1);
         format!("site{}", self.sites.get())
+    }
+
+    /// Limits each process to this number of processors, until the result is dropped.
+    fn cap_all(&self, processes: &[u32], processors: f64) -> Result<Vec<Capped>> {
+        let wanted = processes.iter().filter(|_| self.conduct.is_capped);
+        wanted.map(|process| Capped::new(*process, processors)).collect()
     }
 
     /// Runs a verb of `switchyard` at the router with this admin port, and returns its output.
@@ -130,36 +162,50 @@ fn measure<J, R: Serialize + DeserializeOwned>(
         .tempdir()
         .context("cannot create a temporary folder")?;
     let measured_by = measured_by(&programs, folder.path())?;
-    let mut kept = StoredResults::open(&conduct.keep, measured_by.clone())?;
-    let whats: Vec<Value> = runs.iter().map(&what).collect();
-    let all: Vec<(usize, u32)> =
-        (0..conduct.repeat.max(1)).flat_map(|round| (0..runs.len()).map(move |at| (at, round))).collect();
-    let missing: Vec<(usize, u32)> =
-        all.iter().copied().filter(|(at, round)| kept.find::<R>(&whats[*at], *round).is_none()).collect();
-    if missing.len() < all.len() {
-        eprintln!("{} of {} runs are kept in {}", all.len() - missing.len(), all.len(), conduct.keep.display());
-    }
-    let bar = ProgressBar::new(missing.len() as u64);
-    bar.set_style(
-        ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len}, {eta} left: {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    bar.enable_steady_tick(Duration::from_millis(200));
+    let whats: Vec<Value> = runs.iter().map(&what).take(conduct.runs_max).collect();
+    let experiment = match whats.first() {
+        Some(what) => what["experiment"].as_str().context("an experiment has no name")?.to_owned(),
+        None => bail!("no run is selected"),
+    };
+    let rounds = conduct.repeat.max(1);
+    let mut kept = StoredResults::open(&conduct.keep, &experiment, measured_by.clone())?;
+    kept.plan(&whats, rounds)?;
+    let all: Vec<(usize, u32)> = (0..rounds).flat_map(|round| (0..whats.len()).map(move |at| (at, round))).collect();
     let bench = Bench { conduct, programs, folder: folder.path(), sites: Cell::new(0) };
-    for (at, round) in missing {
-        let text = title(&runs[at]);
-        if bar.is_hidden() {
-            eprintln!("{text}"); // no terminal: a line per step
+    // Disturbed runs are repeated after the others, when the machine may be idle again.
+    for attempt in 1..=conduct.attempts.max(1) {
+        let due: Vec<_> = all.iter().copied().filter(|(at, round)| kept.is_due(&whats[*at], *round, attempt)).collect();
+        if attempt == 1 && due.len() < all.len() {
+            eprintln!(
+                "{experiment}: {} of {} runs are kept in {}",
+                all.len() - due.len(),
+                all.len(),
+                conduct.keep.display()
+            );
+        } else if attempt > 1 && !due.is_empty() {
+            eprintln!("{experiment}: other programs disturbed {} runs, which are repeated", due.len());
         }
-        bar.set_message(text.clone());
-        let result = run(&bench, &runs[at]).with_context(|| text)?;
-        kept.add(&whats[at], round, today(), &result)?;
-        bar.inc(1);
+        let bar = progress(&experiment, due.len());
+        for (at, round) in due {
+            if conduct.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(BudgetUsed.into());
+            }
+            let text = title(&runs[at]);
+            if bar.is_hidden() {
+                eprintln!("{experiment}: {text}"); // no terminal: a line per step
+            }
+            bar.set_message(text.clone());
+            let before = ProcessorTime::now()?;
+            let result = run(&bench, &runs[at]).with_context(|| text)?;
+            let disturbed = ProcessorTime::now()?.share_of_others_since(before);
+            kept.add(&whats[at], round, today(), disturbed, &result)?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
     }
-    bar.finish_and_clear();
     let mut outcome = Outcome { results: Vec::new(), measured_by, first_date: String::new(), last_date: String::new() };
     for what in &whats {
-        let found: Vec<(R, &str)> = (0..conduct.repeat.max(1)).filter_map(|round| kept.find(what, round)).collect();
+        let found: Vec<(R, &str)> = (0..rounds).filter_map(|round| kept.find(what, round)).collect();
         for (_, date) in &found {
             if outcome.first_date.is_empty() || *date < outcome.first_date.as_str() {
                 outcome.first_date = (*date).to_owned();
@@ -168,7 +214,18 @@ fn measure<J, R: Serialize + DeserializeOwned>(
         }
         outcome.results.push(found.into_iter().map(|(result, _)| result).collect());
     }
+    outcome.results.resize_with(runs.len(), Vec::new);
     Ok(outcome)
+}
+
+fn progress(experiment: &str, runs: usize) -> ProgressBar {
+    let bar = ProgressBar::new(runs as u64).with_prefix(experiment.to_owned());
+    bar.set_style(
+        ProgressStyle::with_template("{prefix}: {elapsed_precise} [{bar:30}] {pos}/{len}, {eta} left: {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 /// Returns router, servers and machine. Includes a hash of the router, because two builds may have one version.
@@ -246,6 +303,10 @@ mod tests {
             repeat: 1,
             timeout: Duration::ZERO,
             keep: PathBuf::new(),
+            runs_max: usize::MAX,
+            attempts: 1,
+            is_capped: true,
+            deadline: None,
             out: Some(out.clone()),
             command_line: "lab x".to_owned(),
             stop: Arc::default(),

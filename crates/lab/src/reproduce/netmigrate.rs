@@ -12,11 +12,10 @@ use serde_json::json;
 use switchyard_bench::random::{Popularity, YCSB_THETA};
 use switchyard_bench::table::Table;
 
-use super::capped::Capped;
 use super::figure::{self, Line, Panel};
 use super::published::{self, Row};
 use super::spread::Spread;
-use super::watch::{Served, for_a_while, until_done};
+use super::watch::{Second, Served, for_a_while, until_done};
 use super::ways::{WAYS, Way};
 use super::{Bench, Conduct, Section, measure, plain, publish};
 use crate::moves::admin::{self, Order};
@@ -24,7 +23,6 @@ use crate::moves::generator;
 use crate::moves::site::{Routed, keys_at};
 use crate::moves::{Keys, Layout, Run};
 
-const MARK: &str = "reproduce-netmigrate";
 const VALUE: usize = 64;
 /// Duration of the load before anything is counted.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -44,6 +42,27 @@ pub struct Settings {
     pub target_cpu: Vec<Option<f64>>,
     /// Names of the kinds of moves; empty for all.
     pub only: Vec<String>,
+    /// The content of the figures.
+    pub figures: Figures,
+}
+
+/// The content of the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Figures {
+    /// Throughput and p99 by the share of writes (Tables 5 and 7).
+    Grid,
+    /// Throughput, p50 and p99 by the seconds of the move (Figures 4 to 6).
+    Curves,
+}
+
+impl Figures {
+    /// Name of the experiment.
+    fn experiment(self) -> &'static str {
+        match self {
+            Self::Grid => "netmigrate",
+            Self::Curves => "netmigrate-curves",
+        }
+    }
 }
 
 /// Keys and load of a run.
@@ -96,6 +115,8 @@ pub(super) struct Measured {
     pub(super) stale: u64,
     pub(super) errors: u64,
     pub(super) wrong_after: u64,
+    /// The mean of the time before the move, and then each second of the move.
+    pub(super) curve: Vec<Second>,
 }
 
 /// Does the missing measurements, prints all, and rewrites the section of the document.
@@ -110,7 +131,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let outcome = measure(
         &settings.conduct,
         &runs,
-        |(cell, way)| json!({"experiment": "netmigrate", "load": settings.load, "cell": cell, "flags": way.flags}),
+        |(cell, way)| json!({"experiment": settings.figures.experiment(), "load": settings.load, "cell": cell, "flags": way.flags}),
         |(cell, way)| format!("{}, {}", way.name, cell.title()),
         |bench, (cell, way)| one(bench, &settings.load, *cell, way.flags),
     )?;
@@ -124,6 +145,18 @@ pub fn run(settings: &Settings) -> Result<()> {
         let title = format!("{}{}", title[..1].to_uppercase(), &title[1..]);
         section.tables.push((title, table(cell, &of(cell))));
     }
+    match settings.figures {
+        Figures::Grid => section.figures = grid(&cells, of)?,
+        Figures::Curves => section.figures = curves(&cells, of)?,
+    }
+    publish(&settings.conduct, &format!("reproduce-{}", settings.figures.experiment()), &outcome, &section)
+}
+
+/// File name, caption and content of a figure.
+type Figure = (String, String, String);
+
+fn grid<'a>(cells: &[Cell], of: impl Fn(&Cell) -> Vec<(&'a Way, &'a [Measured])>) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
     for (name, shows, y, floor, value) in [
         (
             "netmigrate-throughput",
@@ -134,15 +167,45 @@ pub fn run(settings: &Settings) -> Result<()> {
         ),
         ("netmigrate-p99", "p99 during the move", "p99, ms", Some(0.1), |m| m.p99_ms),
     ] {
-        let panels = panels(&cells, y, floor, |cell| {
+        let panels = panels(cells, y, floor, |cell| {
             of(cell)
                 .into_iter()
                 .filter_map(|(way, all)| Some((way.name, Spread::of(all.iter().map(value))?.median)))
                 .collect()
         });
-        section.figures.push((name.to_owned(), shows.to_owned(), figure::svg(&panels)?));
+        figures.push((name.to_owned(), shows.to_owned(), figure::svg(&panels)?));
     }
-    publish(&settings.conduct, MARK, &outcome, &section)
+    Ok(figures)
+}
+
+/// Returns the curves of the first repetition. Second 0 is the mean of the time before the move.
+fn curves<'a>(cells: &[Cell], of: impl Fn(&Cell) -> Vec<(&'a Way, &'a [Measured])>) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (name, shows, y, value) in [
+        ("netmigrate-curve-throughput", "Throughput", "requests/s", (|second| second.rate) as fn(&Second) -> f64),
+        ("netmigrate-curve-p50", "p50", "p50, ms", |second| second.p50_ms),
+        ("netmigrate-curve-p99", "p99", "p99, ms", |second| second.p99_ms),
+    ] {
+        let panels: Vec<Panel> = cells
+            .iter()
+            .map(|cell| Panel {
+                title: cell.title(),
+                x: "seconds of the move".to_owned(),
+                y: y.to_owned(),
+                floor: None,
+                lines: of(cell)
+                    .into_iter()
+                    .filter_map(|(way, all)| {
+                        let points = all.first()?.curve.iter().enumerate();
+                        let points = points.map(|(second, of_second)| (second as f64, value(of_second))).collect();
+                        Some(Line { name: way.name.to_owned(), points })
+                    })
+                    .collect(),
+            })
+            .collect();
+        figures.push((name.to_owned(), format!("{shows} by the seconds of the move"), figure::svg(&panels)?));
+    }
+    Ok(figures)
 }
 
 fn cells(settings: &Settings) -> Vec<Cell> {
@@ -190,8 +253,8 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     let keys = Arc::new(Keys::new(numbers, VALUE, &layout));
     keys.fill(|_| site.entry, &|_| {})?;
     let ids = site.process_ids();
-    let _source = cell.source_cpu.map(|cpu| Capped::new(ids[0], cpu)).transpose()?;
-    let _target = cell.target_cpu.map(|cpu| Capped::new(ids[1], cpu)).transpose()?;
+    let _source = cell.source_cpu.map(|cpu| bench.cap_all(&ids[..1], cpu)).transpose()?;
+    let _target = cell.target_cpu.map(|cpu| bench.cap_all(&ids[1..2], cpu)).transpose()?;
     let run = Run::start(&generator::Settings {
         nodes: vec![site.entry],
         cluster: false,
@@ -202,6 +265,7 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
         keys: keys.clone(),
         popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
         writes: cell.writes_percent / 100.0,
+        drops: 0.0,
         seed: 1,
     })?;
     for_a_while(&run, WARM_UP, stop)?;
@@ -238,6 +302,7 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
         stale: tally.wrong - watched.counts.missing,
         errors: tally.errors + tally.unanswered + tally.disconnects,
         wrong_after: keys.count_wrong(|_| site.entry)?,
+        curve: [Second::of(&before, control)].into_iter().chain(watched.curve).collect(),
     })
 }
 
@@ -335,11 +400,12 @@ mod tests {
             stale: 2,
             errors: 0,
             wrong_after: 2,
+            curve: vec![Second { rate: 200.0, lost_percent: 0.0, p50_ms: 0.4, p99_ms: 2.0 }],
         }
     }
 
     fn cell(writes_percent: f64) -> Cell {
-        Cell { writes_percent, source_cpu: Some(0.5), target_cpu: None }
+        Cell { writes_percent, source_cpu: Some(published::SHARES[0]), target_cpu: None }
     }
 
     #[test]
@@ -372,7 +438,7 @@ mod tests {
 
     #[test]
     fn each_pair_of_servers_has_a_panel() {
-        let other = Cell { source_cpu: Some(0.2), ..cell(0.0) };
+        let other = Cell { source_cpu: Some(published::SHARES[2]), ..cell(0.0) };
         let panels = panels(&[cell(0.0), cell(5.0), other], "y", None, |_| vec![("a", 1.0)]);
         let points: Vec<usize> = panels.iter().map(|panel| panel.lines[0].points.len()).collect();
         assert_eq!(points, [2, 1]);

@@ -1,8 +1,5 @@
 //! Parameters of NetMigrate, as in its section 6.3: bits of the filter, and number of groups. Also its speeds (section
 //! 6.2: short, medium and long), for which the goals fast, balanced and gentle stand here.
-//!
-//! The paper's counting filter has no parameter here: it has 16 counters for each group in progress. Only the rows of
-//! Table 2 with one size of it are comparable.
 
 use anyhow::Result;
 use serde_json::json;
@@ -10,7 +7,7 @@ use switchyard_bench::table::Table;
 
 use super::figure::{self, Line, Panel};
 use super::netmigrate::{COLUMNS, Cell, Load, Measured, columns, of_before, one};
-use super::published::{BY_BITS, BY_GROUPS, Tuned};
+use super::published::{BY_BITS, BY_COUNTING, BY_GROUPS, Tuned};
 use super::spread::Spread;
 use super::{Conduct, Section, measure, publish};
 
@@ -54,6 +51,21 @@ fn paper(more: &[&str]) -> Vec<String> {
     flags.iter().chain(more).map(|word| (*word).to_owned()).collect()
 }
 
+/// Returns the arguments of a move whose counting filter has this many bytes.
+pub(super) fn counting(bytes: u32) -> Vec<String> {
+    paper(&["--goal", "fast", "--bits", "32", "--counting-bytes", &bytes.to_string()])
+}
+
+/// Returns the arguments of a move whose filter has this many bits for each group.
+pub(super) fn bits(bits: u32) -> Vec<String> {
+    paper(&["--goal", "fast", "--bits", &bits.to_string()])
+}
+
+/// Returns the arguments of a move with this power of two of groups.
+pub(super) fn groups(power: u32) -> Vec<String> {
+    paper(&["--goal", "fast", "--groups", &(1_u32 << power).to_string()])
+}
+
 fn knobs() -> Vec<Knob> {
     let mut speeds = Vec::new();
     for (goal, preset) in [("fast", "short"), ("balanced", "medium"), ("gentle", "long")] {
@@ -62,22 +74,32 @@ fn knobs() -> Vec<Knob> {
             speeds.push(Setting { name: format!("{goal}, {mode} ({preset})"), at: 0.0, flags, published: None });
         }
     }
-    let bits = BY_BITS.iter().map(|(bits, published)| Setting {
-        name: format!("{bits} bits"),
-        at: f64::from(*bits),
-        flags: paper(&["--goal", "fast", "--bits", &bits.to_string()]),
-        published: Some(*published),
-    });
-    let groups = BY_GROUPS.iter().map(|(power, published)| Setting {
-        name: format!("2^{power} groups"),
-        at: f64::from(*power),
-        flags: paper(&["--goal", "fast", "--groups", &(1_u32 << power).to_string()]),
-        published: Some(*published),
-    });
+    let of_table = |table: &[(u32, Tuned)], name: fn(u32) -> String, flags: fn(u32) -> Vec<String>| {
+        let setting = |(value, published): &(u32, Tuned)| Setting {
+            name: name(*value),
+            at: f64::from(*value),
+            flags: flags(*value),
+            published: Some(*published),
+        };
+        table.iter().map(setting).collect()
+    };
     vec![
+        Knob {
+            title: "Bytes of the counting filter (Table 2)",
+            axis: Some("bytes"),
+            settings: of_table(&BY_COUNTING, |bytes| format!("{bytes} B"), counting),
+        },
+        Knob {
+            title: "Bits of the filter for each group (Table 2)",
+            axis: Some("bits"),
+            settings: of_table(&BY_BITS, |bits| format!("{bits} bits"), bits),
+        },
+        Knob {
+            title: "Number of groups (Table 3)",
+            axis: Some("groups, powers of 2"),
+            settings: of_table(&BY_GROUPS, |power| format!("2^{power} groups"), groups),
+        },
         Knob { title: "Speeds (section 6.2)", axis: None, settings: speeds },
-        Knob { title: "Bits of the filter for each group (Table 2)", axis: Some("bits"), settings: bits.collect() },
-        Knob { title: "Number of groups (Table 3)", axis: Some("groups, powers of 2"), settings: groups.collect() },
     ]
 }
 
@@ -124,7 +146,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     }
     section.figures.push((
         "netmigrate-tuning".to_owned(),
-        "Throughput by bits of the filter and by number of groups, as a share of the first row".to_owned(),
+        "Throughput by bytes of the counting filter, bits of the filter and number of groups, as a share of the first row".to_owned(),
         figure::svg(&panels)?,
     ));
     publish(conduct, MARK, &outcome, &section)

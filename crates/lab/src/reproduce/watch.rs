@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 
 use crate::moves::admin::{self, MoveState};
 use crate::moves::generator::{Counts, Run};
@@ -16,11 +17,39 @@ use crate::moves::site::info;
 /// Interval between polls of moves, and so the precision of their duration.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Interval of a curve.
+const CURVE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Observations until the last move has finished.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) counts: Counts,
     pub(super) took: Duration,
+    /// Each second of the move, without the last, incomplete one.
+    pub(super) curve: Vec<Second>,
+}
+
+/// Replies of one second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Second {
+    /// Replies per second.
+    pub(super) rate: f64,
+    /// Share of the replies that found nothing, in percent.
+    pub(super) lost_percent: f64,
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+}
+
+impl Second {
+    pub(super) fn of(counts: &Counts, time: Duration) -> Self {
+        let milliseconds = |quantile: f64| counts.tally.quantile(quantile).as_secs_f64() * 1e3;
+        Self {
+            rate: counts.tally.replies as f64 / time.as_secs_f64(),
+            lost_percent: 100.0 * counts.missing as f64 / counts.tally.replies.max(1) as f64,
+            p50_ms: milliseconds(0.5),
+            p99_ms: milliseconds(0.99),
+        }
+    }
 }
 
 impl Watched {
@@ -42,15 +71,23 @@ pub(super) fn until_done(
     timeout: Duration,
     stop: &AtomicBool,
 ) -> Result<Watched> {
+    let (mut counts, mut curve, mut last) = (Counts::default(), Vec::new(), begun);
     let took = loop {
         check_interrupted(stop)?;
         if are_done(site, moves)? {
             break begun.elapsed();
         }
         ensure!(begun.elapsed() < timeout, "the moves did not end within {timeout:?}; --patience extends the time");
+        if last.elapsed() >= CURVE_INTERVAL {
+            let (of_second, now) = (run.take(), Instant::now());
+            curve.push(Second::of(&of_second, now - last));
+            counts.add(&of_second);
+            last = now;
+        }
         std::thread::sleep(POLL_INTERVAL);
     };
-    Ok(Watched { counts: run.take(), took })
+    counts.add(&run.take());
+    Ok(Watched { counts, took, curve })
 }
 
 fn are_done(site: SocketAddr, moves: &[u64]) -> Result<bool> {

@@ -12,8 +12,7 @@ use switchyard_bench::wire::Reply;
 
 use super::Bench;
 use super::alone::Settings;
-use super::capped::Capped;
-use super::makris::{pause, wait_turn};
+use super::makris::pause;
 use crate::moves::admin;
 use crate::moves::site::{Routed, Servers};
 
@@ -83,8 +82,7 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
         Ok(found["keys"][0]["node"] == home.as_str())
     };
     ensure!(is_at_home()?, "the router knows the hot key elsewhere than at its node");
-    let _capped: Vec<Capped> =
-        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
     let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for seed in 0..settings.connections {
@@ -117,4 +115,11 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
         stop.store(true, Ordering::Relaxed);
         Ok(Written { relocated: relocated?, errors: errors.load(Ordering::Relaxed) })
     })
+}
+
+/// Waits for a client's next request. Requests arrive at random. Lost time is not made up: a client that had to wait
+/// sends its next request at once.
+fn wait_turn(rng: &mut Rng, due: &mut Instant, gap: Duration) {
+    *due = (*due + gap.mul_f64(-(1.0 - rng.unit()).ln())).max(Instant::now());
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }

@@ -2,3 +2,4 @@
 
 mod judged;
 mod recorded;
+mod reproduced;

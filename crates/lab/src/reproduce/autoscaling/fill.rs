@@ -18,12 +18,10 @@ use super::super::published::autoscaling as says;
 use super::super::watch::check_interrupted;
 use super::super::{Bench, Section, measure, publish};
 use super::grown::GrowingFleet;
-use super::{KEYS, MEMORY, NODES, Settings};
+use super::{MEMORY, NODES, Settings};
 use crate::moves::site::keys_at;
 
 const MARK: &str = "autoscaling-fill";
-/// Keys written per second.
-const RATE: f64 = 1000.0;
 /// Threshold of used memory that adds a node, in percent.
 const THRESHOLD: &str = "60";
 /// Interval between samples of the number of nodes, in keys.
@@ -34,29 +32,30 @@ const SHOWN: u64 = 5000;
 
 /// Progress after some keys.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Point {
-    keys: u64,
-    nodes: usize,
+pub(in crate::reproduce) struct Point {
+    pub(in crate::reproduce) keys: u64,
+    pub(in crate::reproduce) nodes: usize,
     /// Mean and maximum time of a SET since the previous point.
     mean_ms: f64,
     most_ms: f64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Measured {
-    points: Vec<Point>,
+pub(in crate::reproduce) struct Measured {
+    pub(in crate::reproduce) points: Vec<Point>,
     errors: u64,
     /// Acknowledged keys that are at no server.
     lost: i64,
 }
 
 pub(super) fn run(settings: &Settings) -> Result<()> {
+    let Settings { keys, fill_rate, .. } = settings;
     let outcome = measure(
         &settings.conduct,
         &["fill"],
-        |_| json!({"experiment": "autoscaling-fill", "keys": KEYS, "rate": RATE, "threshold": THRESHOLD, "memory": MEMORY}),
+        |_| json!({"experiment": "autoscaling-fill", "keys": keys, "rate": fill_rate, "threshold": THRESHOLD, "memory": MEMORY}),
         |_| "a fleet grows while it is filled".to_owned(),
-        |bench, _| one(bench),
+        |bench, _| one(bench, settings),
     )?;
     let runs = outcome.results.first().map_or(&[][..], Vec::as_slice);
     let mut table =
@@ -91,7 +90,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
                 says::THRESHOLD
             ),
             format!(
-                "One node of {MEMORY} with `noeviction` at the start, at most {NODES}. One client writes {KEYS} keys of 64 characters with values of 1 to 128, {RATE} per second. \
+                "One node of {MEMORY} with `noeviction` at the start, at most {NODES}. One client writes {keys} keys of 64 characters with values of 1 to 128, {fill_rate} per second. \
                  `[autoscale]` has the policy `threshold` with `max-memory = {THRESHOLD}`, and `[autoscale.local]`. Requests that failed: {}. Keys that were lost: {}.",
                 sum(|run| run.errors as i64),
                 sum(|run| run.lost)
@@ -107,7 +106,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     publish(&settings.conduct, MARK, &outcome, &section)
 }
 
-fn one(bench: &Bench<'_>) -> Result<Measured> {
+fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     let most = NODES.to_string();
     let keys = [("max-nodes", &*most), ("max-memory", THRESHOLD), ("up-after", "1s"), ("up-cooldown", "1s")];
     let grown = GrowingFleet::start(
@@ -125,9 +124,9 @@ fn one(bench: &Bench<'_>) -> Result<Measured> {
         mean_ms: sum.as_secs_f64() * 1e3 / LOOK as f64,
         most_ms: longest.as_secs_f64() * 1e3,
     };
-    for number in 0..KEYS {
+    for number in 0..settings.keys {
         check_interrupted(&bench.conduct.stop)?;
-        std::thread::sleep(Duration::from_secs_f64(number as f64 / RATE).saturating_sub(begun.elapsed()));
+        std::thread::sleep(Duration::from_secs_f64(number as f64 / settings.fill_rate).saturating_sub(begun.elapsed()));
         let value = vec![b'x'; 1 + rng.below(128) as usize];
         let sent = Instant::now();
         match client.ok(&[b"SET", format!("{number:064}").as_bytes(), &value]) {

@@ -14,7 +14,7 @@ use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::{for_a_while, until_done};
 use super::super::{Bench, Section, measure, publish};
-use super::{KEYS, NODES, Settings, keys, load, router};
+use super::{Settings, keys, load, router};
 use crate::moves::generator::Run;
 use crate::moves::site::{Routed, keys_at};
 
@@ -26,27 +26,27 @@ const GOALS: [&str; 2] = ["balanced", "fast"];
 
 /// Results of one join.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Joined {
-    seconds: f64,
+pub(in crate::reproduce) struct Joined {
+    pub(in crate::reproduce) seconds: f64,
     /// Number of received keys.
-    keys: i64,
+    pub(in crate::reproduce) keys: i64,
     p99_ms: f64,
     /// Errors, and wrong replies.
-    errors: u64,
+    pub(in crate::reproduce) errors: u64,
 }
 
 /// A run: a node joins one, then two, and so on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Measured {
-    joined: Vec<Joined>,
-    wrong_after: u64,
+pub(in crate::reproduce) struct Measured {
+    pub(in crate::reproduce) joined: Vec<Joined>,
+    pub(in crate::reproduce) wrong_after: u64,
 }
 
 pub(super) fn run(settings: &Settings) -> Result<()> {
     let outcome = measure(
         &settings.conduct,
         &GOALS,
-        |goal| json!({"experiment": "autoscaling-join", "goal": goal, "connections": settings.connections, "keys": KEYS, "rate": RATE}),
+        |goal| json!({"experiment": "autoscaling-join", "goal": goal, "connections": settings.connections, "keys": settings.keys, "nodes": settings.nodes, "cpu": settings.join_cpu, "rate": RATE}),
         |goal| format!("nodes join one at a time, goal {goal}"),
         |bench, goal| one(bench, settings, goal),
     )?;
@@ -68,7 +68,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         };
         let first = spread(0, &|joined| joined.seconds).map_or(0.0, |spread| spread.median);
         let mut points = Vec::new();
-        for at in 0..NODES - 1 {
+        for at in 0..settings.nodes.saturating_sub(1) {
             let Some(seconds) = spread(at, &|joined| joined.seconds) else { continue };
             let text = |value: &dyn Fn(&Joined) -> f64, digits: usize| {
                 spread(at, value).map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
@@ -82,7 +82,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
                 format!("{:.2}", seconds.median / first),
                 format!("{:.2}", 1.0 / nodes),
                 text(&|joined| joined.keys as f64, 0),
-                text(&|joined| joined.keys as f64 * 100.0 / KEYS as f64, 1) + " %",
+                text(&|joined| joined.keys as f64 * 100.0 / settings.keys as f64, 1) + " %",
                 text(&|joined| joined.p99_ms, 2),
                 runs.iter().filter_map(|run| run.joined.get(at)).map(|joined| joined.errors).sum::<u64>().to_string(),
             ]);
@@ -101,8 +101,10 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
                 says::NODE_ADD
             ),
             format!(
-                "{KEYS} keys, and {RATE} requests per second during the change, 10 % SET. The time is from `nodes add --rebalance` to the end of the last move; `balanced` is the default goal. \
-                 At the end each key was read: {wrong} were wrong."
+                "{} keys, and {RATE} requests per second during the change, 10 % SET.{} The time is from `nodes add --rebalance` to the end of the last move; `balanced` is the default goal. \
+                 At the end each key was read: {wrong} were wrong.",
+                settings.keys,
+                settings.join_cpu.map_or(String::new(), |cpu| format!(" Each server has {cpu} of a processor."))
             ),
         ],
         tables: vec![("A node joins".to_owned(), table)],
@@ -118,14 +120,17 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
 fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
     let (conduct, name) = (bench.conduct, bench.name());
     let site = Routed::start_many(&bench.programs, &router(&[]), 1, &name, bench.folder)?;
-    let keys = keys(0, KEYS);
+    let keys = keys(0, settings.keys);
     keys.fill(|_| site.entry, &|_| {})?;
+    let cap = |processes: &[u32]| settings.join_cpu.map(|cpu| bench.cap_all(processes, cpu)).transpose();
+    let mut capped = vec![cap(&site.process_ids())?];
     let run = Run::start(&load(site.entry, &keys, settings.connections, Some(RATE)))?;
     let (mut servers, mut joined) = (Vec::new(), Vec::new());
-    for at in 1..NODES {
+    for at in 1..settings.nodes {
         for_a_while(&run, settings.phase / 4, &conduct.stop)?;
         let (server, address) =
             process::start_redis(&bench.programs.server, &format!("{name}-more-{at}"), bench.folder)?;
+        capped.push(cap(&[server.id()])?);
         servers.push(server);
         let begun = Instant::now();
         let text = bench

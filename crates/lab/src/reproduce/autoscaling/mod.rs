@@ -4,15 +4,19 @@
 //! - [`nodes`]: one to six nodes without limits, with little processor time, and with little memory.
 //! - [`join`]: time of a node's join, by the number of nodes.
 //! - [`fill`]: a fleet of 6 MB nodes grows while it is filled.
+//! - [`queries`]: time of 10 to 100,000 queries, also behind nutcracker.
+//! - [`ramp`]: a fleet grows with its load, by the response time.
 //! - [`surge`]: four times the load at once, and its end. The report has no such experiment.
 //!
 //! The report limits containers; here a cgroup limits processor time, and `maxmemory` memory. Beyond its limit the
 //! report's server swapped; ours evicts keys.
 
-mod fill;
+pub(super) mod fill;
 mod grown;
-mod join;
-mod nodes;
+pub(super) mod join;
+pub(super) mod nodes;
+pub(super) mod queries;
+pub(super) mod ramp;
 mod surge;
 
 use std::sync::Arc;
@@ -28,14 +32,14 @@ use crate::moves::site::HALF;
 pub(super) use join::moves_of;
 
 /// Names of the experiments, in order.
-pub const EXPERIMENTS: [&str; 4] = ["nodes", "join", "fill", "surge"];
+pub const EXPERIMENTS: [&str; 6] = ["nodes", "join", "fill", "queries", "ramp", "surge"];
 
 /// Bytes of a value: with its key about 128, the mean of the report's keys of 64 and values of 1 to 128.
 const VALUE: usize = 104;
 /// Keys, as in the report.
-const KEYS: u64 = 100_000;
+pub(super) const KEYS: u64 = 100_000;
 /// Maximum number of nodes, as in the report.
-const NODES: usize = 6;
+pub(super) const NODES: usize = 6;
 /// Memory of a small node.
 const MEMORY: &str = "6mb";
 
@@ -46,10 +50,18 @@ pub struct Settings {
     pub conduct: Conduct,
     /// Share of a processor for a limited server.
     pub cpu: f64,
+    /// Share of a processor for each server of the experiment join; `None` for no limit.
+    pub join_cpu: Option<f64>,
     /// Connections of the load.
     pub connections: usize,
     /// Duration of each phase.
     pub phase: Duration,
+    /// Number of keys.
+    pub keys: u64,
+    /// Keys written per second while a fleet is filled.
+    pub fill_rate: f64,
+    /// Maximum number of nodes.
+    pub nodes: usize,
     /// Names of [`EXPERIMENTS`] to do; empty for all.
     pub only: Vec<String>,
 }
@@ -67,6 +79,8 @@ pub fn run(settings: &Settings) -> Result<()> {
             "nodes" => nodes::run(settings)?,
             "join" => join::run(settings)?,
             "fill" => fill::run(settings)?,
+            "queries" => queries::run(settings)?,
+            "ramp" => ramp::run(settings)?,
             _ => surge::run(settings)?,
         }
     }
@@ -103,6 +117,7 @@ pub(super) fn load(
         keys: keys.clone(),
         popularity: Popularity::uniform(keys.count() as u64),
         writes: 0.1,
+        drops: 0.0,
         seed: 1,
     }
 }

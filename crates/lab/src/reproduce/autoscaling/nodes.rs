@@ -7,25 +7,24 @@ use serde_json::json;
 use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
-use super::super::capped::Capped;
 use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::for_a_while;
 use super::super::{Bench, Section, measure, plain, publish};
-use super::{KEYS, MEMORY, NODES, Settings, keys, load, router};
+use super::{MEMORY, NODES, Settings, keys, load, router};
 use crate::moves::generator::Run;
 use crate::moves::site::{Routed, Servers, info_number};
 
 const MARK: &str = "autoscaling-nodes";
 /// Shares of a processor for the single server.
-const SHARES: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
+pub(in crate::reproduce) const SHARES: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
 /// Memory of the single server, in megabytes.
-const MEGABYTES: [u32; 6] = [4, 6, 8, 10, 14, 18];
+pub(in crate::reproduce) const MEGABYTES: [u32; 6] = [4, 6, 8, 10, 14, 18];
 
 /// The limit of each server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-enum Limit {
+pub(in crate::reproduce) enum Limit {
     Nothing,
     /// Share of a processor for each server.
     Cpu(f64),
@@ -45,16 +44,16 @@ impl Limit {
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Cell {
-    servers: usize,
+pub(in crate::reproduce) struct Cell {
+    pub(in crate::reproduce) servers: usize,
     /// Whether clients reach the server through the router.
-    is_routed: bool,
-    limit: Limit,
+    pub(in crate::reproduce) is_routed: bool,
+    pub(in crate::reproduce) limit: Limit,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Measured {
-    rps: f64,
+pub(in crate::reproduce) struct Measured {
+    pub(in crate::reproduce) rps: f64,
     mean_ms: f64,
     p99_ms: f64,
     hits: u64,
@@ -65,7 +64,7 @@ struct Measured {
 }
 
 impl Measured {
-    fn hit_percent(&self) -> f64 {
+    pub(in crate::reproduce) fn hit_percent(&self) -> f64 {
         self.hits as f64 * 100.0 / (self.hits + self.misses).max(1) as f64
     }
 }
@@ -93,7 +92,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let outcome = measure(
         conduct,
         &cells,
-        |cell| json!({"experiment": "autoscaling-nodes", "cell": cell, "connections": connections, "seconds": phase.as_secs_f64()}),
+        |cell| json!({"experiment": "autoscaling-nodes", "cell": cell, "connections": connections, "keys": settings.keys, "seconds": phase.as_secs_f64()}),
         |cell| {
             format!(
                 "{} nodes, limit: {}{}",
@@ -215,8 +214,9 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let shows = "Requests, mean response time and hits by the number of nodes";
     let section = Section {
         notes: vec![format!(
-            "{KEYS} keys; a key and its value have some 128 bytes. {connections} connections with one request in flight each, 10 % SET, uniform keys. A limited server has {cpu} of a \
-             processor, or {MEMORY} of memory, and evicts keys at that limit (`allkeys-lru`)."
+            "{} keys; a key and its value have some 128 bytes. {connections} connections with one request in flight each, 10 % SET, uniform keys. A limited server has {cpu} of a \
+             processor, or {MEMORY} of memory, and evicts keys at that limit (`allkeys-lru`).",
+            settings.keys
         )],
         tables: vec![("Compared with the report".to_owned(), beside), ("All runs".to_owned(), table)],
         figures: vec![("autoscaling-nodes".to_owned(), shows.to_owned(), figure::svg(&panels)?)],
@@ -229,7 +229,7 @@ fn text_of(points: &[(f64, f64)]) -> String {
 }
 
 /// Returns the exponent of the power law that fits best: the slope of a line through the logarithms.
-fn power(points: &[(f64, f64)]) -> f64 {
+pub(in crate::reproduce) fn power(points: &[(f64, f64)]) -> f64 {
     let logs: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
     let count = logs.len().max(1) as f64;
     let (x, y) = logs.iter().fold((0.0, 0.0), |(x, y), log| (x + log.0 / count, y + log.1 / count));
@@ -252,12 +252,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, cell: &Cell) -> Result<Measured> 
         single = process::start_redis_with(&bench.programs.server, &name, bench.folder, &arguments)?;
         (single.1, vec![single.1], vec![single.0.id()])
     };
-    let keys = keys(0, KEYS);
+    let keys = keys(0, settings.keys);
     keys.fill(|_| entry, &|_| {})?;
-    let _capped: Vec<Capped> = match cell.limit {
-        Limit::Cpu(share) => ids.iter().map(|id| Capped::new(*id, share)).collect::<Result<_>>()?,
-        _ => Vec::new(),
-    };
+    let _capped = if let Limit::Cpu(share) = cell.limit { bench.cap_all(&ids, share)? } else { Vec::new() };
     let sum = |field: &str| -> Result<u64> { servers.iter().map(|server| info_number(*server, "stats", field)).sum() };
     let run = Run::start(&load(entry, &keys, settings.connections, None))?;
     for_a_while(&run, settings.phase / 4, &bench.conduct.stop)?;
