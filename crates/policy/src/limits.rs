@@ -36,6 +36,12 @@ impl Rate {
         1_000_000_000 / u64::from(self.per_second.clamp(1, 1_000_000_000))
     }
 
+    /// Returns an empty bucket.
+    #[must_use]
+    pub fn empty(self, now_ns: u64) -> u64 {
+        now_ns + self.interval_ns() * u64::from(self.per_second.max(1))
+    }
+
     /// Consumes one token. Returns the updated bucket, or when a token is available, in nanoseconds.
     pub fn take(self, full_at_ns: u64, now_ns: u64) -> Result<u64, u64> {
         self.take_up_to(1, full_at_ns, now_ns).map(|(next, _)| next)
@@ -90,6 +96,18 @@ mod tests {
             // The first second admits a full bucket plus its refill.
             assert!(first.abs_diff(2 * u64::from(per_second)) <= 1, "{per_second}: {first}");
             assert!(more.abs_diff(10 * u64::from(per_second)) <= 10, "{per_second}: {more}");
+        }
+    }
+
+    #[test]
+    fn an_empty_bucket_admits_no_more_than_the_rate() {
+        for per_second in [1, 3, 100, 7777, 300_000] {
+            let rate = Rate { per_second };
+            let mut bucket = rate.empty(SECOND);
+            assert!(rate.take(bucket, SECOND).is_err());
+            let taken = admitted(rate, &mut bucket, SECOND, 3 * SECOND, 3_000);
+            assert!(taken <= 2 * u64::from(per_second) + 100, "{per_second}: {taken}");
+            assert!(taken >= 2 * u64::from(per_second) - 2, "{per_second}: {taken}");
         }
     }
 

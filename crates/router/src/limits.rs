@@ -46,6 +46,11 @@ pub(crate) struct Account {
 pub(crate) struct Bucket(AtomicU64);
 
 impl Bucket {
+    /// Creates an empty bucket.
+    pub(crate) fn empty(per_second: u32, now_us: u64) -> Self {
+        Self(AtomicU64::new(Rate { per_second }.empty(now_us * 1000)))
+    }
+
     /// Consumes one token. The error is the time to wait, in nanoseconds.
     pub(crate) fn take(&self, per_second: u32, now_us: u64) -> Result<(), u64> {
         self.take_up_to(1, per_second, now_us).map(drop)

@@ -36,7 +36,7 @@ pub use moves::{
     HotNodeReport, JournalReport, KeyReport, MaxRateRequest, MisplacedReport, MoveOptionsRequest, MoveReport,
     MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation, OperationError,
     OverridesReport, PaperRequest, PlanReport, PlannedReport, RangeReport, ReturnedKeysReport, SlotsReport,
-    SteerRequest, TransitReport, WhereReport,
+    SourceOpsMaxRequest, SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, invalid};
 pub use planner::{

@@ -379,6 +379,10 @@ pub struct PaperRequest {
     /// Number of groups in progress at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups_at_once: Option<u8>,
+    /// Limit of the client commands per second that the source serves of keys in transit: a number, or `short`, `medium`
+    /// or `long` for a share of the source's configured capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_ops_max: Option<String>,
     /// For `bloom`: the variant without filter and forwarding.
     #[serde(default)]
     pub no_forwarding: bool,
@@ -397,6 +401,9 @@ pub enum SteerRequest {
     Goal(String),
     /// Change the maximum rate, in bytes per second. `None`: the goal's default.
     MaxRate(Option<u64>),
+    /// Change the limit of the source of a move by a published protocol: as [`PaperRequest::source_ops_max`]. `None`: no
+    /// limit.
+    SourceOpsMax(Option<String>),
 }
 
 /// Options of an abort.
@@ -445,6 +452,15 @@ pub struct MaxRateRequest {
     /// Bytes per second. `null`: the goal's default. Required, because a default would lift a limit by mistake.
     #[serde(deserialize_with = "Option::deserialize")]
     pub max_rate: Option<u64>,
+}
+
+/// A new limit of the source of a move by a published protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceOpsMaxRequest {
+    /// As [`PaperRequest::source_ops_max`]. `null`: no limit. Required, because a default would lift a limit by mistake.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub source_ops_max: Option<String>,
 }
 
 /// A node to add.
@@ -672,6 +688,9 @@ pub struct MoveReport {
     /// Maximum rate, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rate: Option<u64>,
+    /// Limit of the client commands per second that the source serves of keys in transit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_ops_max: Option<u32>,
     /// Number of keys, if keys move without their slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,

@@ -22,7 +22,7 @@ use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
 use super::moves::{
     AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HotKeysReport, MaxRateRequest, MoveRequest, MovesReport,
-    NodeRequest, Operation, OperationError, SteerRequest,
+    NodeRequest, Operation, OperationError, SourceOpsMaxRequest, SteerRequest,
 };
 use super::page::{Entry, counted, page};
 use super::planner::{AutomationRequest, PlanRequest};
@@ -48,7 +48,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, purpose and handler of each route.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 30] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
@@ -122,6 +122,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             "/api/v1/moves/{id}/max-rate",
             "POST {\"max_rate\"}: change the maximum rate, in bytes per second",
             post(max_rate),
+        ),
+        (
+            "/api/v1/moves/{id}/source-ops-max",
+            "POST {\"source_ops_max\"}: change the limit of the source, for protocols as published (builds with the feature research)",
+            post(source_ops_max),
         ),
     ]
 }
@@ -523,6 +528,16 @@ async fn max_rate(
     given: Given<MaxRateRequest>,
 ) -> Result<Response, Response> {
     let what = SteerRequest::MaxRate(body("/api/v1/moves/{id}/max-rate", given)?.max_rate);
+    steer(source, from, &id, what).await
+}
+
+async fn source_ops_max(
+    State(source): State<Shared>,
+    from: From,
+    id: Path<String>,
+    given: Given<SourceOpsMaxRequest>,
+) -> Result<Response, Response> {
+    let what = SteerRequest::SourceOpsMax(body("/api/v1/moves/{id}/source-ops-max", given)?.source_ops_max);
     steer(source, from, &id, what).await
 }
 

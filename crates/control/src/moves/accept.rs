@@ -70,9 +70,22 @@ impl Moves {
             protocol: protocol(request, config.protocol)?,
             direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
+            source_ops_max: None,
             paper: None,
         };
-        Ok(MoveOptions { paper: published::paper(request, &how)?, ..how })
+        let how = MoveOptions { paper: published::paper(request, &how)?, ..how };
+        let max = request.paper.as_ref().and_then(|paper| paper.source_ops_max.as_ref());
+        let Some(max) = max else { return Ok(how) };
+        published::check_source_ops(&how)?;
+        Ok(MoveOptions { source_ops_max: Some(published::source_ops_max(max, None)?), ..how })
+    }
+
+    /// Returns the name of the source of a move that has not ended.
+    pub(crate) fn source_of(&self, id: MoveId) -> Result<String, OperationError> {
+        let state = self.state();
+        let source = state.open.get(&id).map(|planned| planned.order.source).ok_or_else(|| state.not_open(id))?;
+        drop(state);
+        Ok(self.name(source))
     }
 
     /// Changes a move that has not ended.
@@ -85,6 +98,9 @@ impl Moves {
                 UserRequest::Goal(parse_keyword(&Goal::ALL, word).map_err(|error| invalid(format!("goal: {error}")))?)
             }
             SteerRequest::MaxRate(rate) => UserRequest::MaxRate(rate.filter(|rate| *rate > 0)),
+            SteerRequest::SourceOpsMax(max) => {
+                UserRequest::SourceOpsMax(max.as_ref().map(|max| published::source_ops_max(max, None)).transpose()?)
+            }
         };
         let in_order = self.in_order();
         let begun = {
@@ -102,6 +118,10 @@ impl Moves {
                 UserRequest::Resume => planned.steering.paused = false,
                 UserRequest::Goal(goal) => planned.order.how.goal = goal,
                 UserRequest::MaxRate(rate) => planned.order.how.max_rate = rate,
+                UserRequest::SourceOpsMax(max) => {
+                    published::check_source_ops(&planned.order.how)?;
+                    planned.order.how.source_ops_max = max;
+                }
                 UserRequest::Abort | UserRequest::GiveUp(_) => {}
             }
             planned.begun

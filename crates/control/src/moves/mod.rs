@@ -45,6 +45,7 @@ use self::options::{OPTIONS, Options, so_far};
 use self::queue::{MoverSettings, Planned, State, Steering};
 #[cfg(not(feature = "research"))]
 use self::unpublished as published;
+pub(crate) use published::source_ops_max;
 
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;

@@ -32,6 +32,8 @@ pub(super) struct Options {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     paper: Option<PaperOptions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    source_ops_max: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
     #[serde(default, skip_serializing_if = "is_one")]
     databases: u32,
@@ -90,6 +92,7 @@ impl Options {
             paused: steering.paused,
             aborting: steering.aborting,
             paper: how.paper.map(PaperOptions::of),
+            source_ops_max: how.source_ops_max,
             give_up: steering.give_up.map(|side| if side == Side::Source { Abandon::Source } else { Abandon::Target }),
             databases: planned.databases,
             lost: planned.lost,
@@ -115,6 +118,7 @@ impl Options {
             purge_target: self.purge_target,
             direct_clients: self.direct_clients,
             paper: self.paper.as_ref().map(PaperOptions::paper).transpose()?,
+            source_ops_max: self.source_ops_max,
         };
         let cause = match () {
             () if self.is_planned => Cause::Planned,
@@ -172,13 +176,13 @@ mod tests {
 
     #[cfg(feature = "research")]
     #[test]
-    fn moves_as_published_resume_with_their_filters() {
+    fn moves_as_published_resume_with_their_settings() {
         let protocol = Protocol::NetMigrate;
         let published = switchyard_policy::migration::published::Paper::of(protocol).expect("it is published");
         for counting_bytes in [None, Some(16)] {
             let paper =
                 Some(switchyard_policy::migration::published::Paper { at_once: 7, counting_bytes, ..published });
-            let how = MoveOptions { protocol, paper, ..MoveOptions::default() };
+            let how = MoveOptions { protocol, paper, source_ops_max: counting_bytes, ..MoveOptions::default() };
             let order = MoveOrder {
                 source: NodeId(0),
                 target: NodeId(1),

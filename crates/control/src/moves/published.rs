@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
-use switchyard_policy::migration::published::Paper;
+use switchyard_policy::migration::published::{Paper, SourceShare};
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Durability, MoveOptions, Protocol};
 
@@ -38,7 +38,7 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
         }
         return Ok(None);
     };
-    let PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding } = &**asked;
+    let PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding, .. } = &**asked;
     let name = keyword_of(&Protocol::ALL, protocol);
     let published = Paper::of(protocol).ok_or_else(|| {
         invalid(format!("{name} has no mode paper: only netmigrate, rocksteady, fulva and bloom have"))
@@ -109,6 +109,41 @@ pub(super) fn paper(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<O
     Ok(Some(Paper { tracker, groups, at_once, bits, counting_bytes: *counting_bytes, forwards: !no_forwarding }))
 }
 
+/// Returns the limit of a request in commands per second: a number, or a share of the source's capacity.
+pub(crate) fn source_ops_max(text: &str, capacity: Option<u64>) -> Result<u32, OperationError> {
+    if let Some((share, _)) = SourceShare::ALL.into_iter().find(|(_, name)| *name == text) {
+        let capacity = capacity.ok_or_else(|| {
+            invalid(format!(
+                "source-ops-max: {text} is {} % of the capacity of the source, which is unknown here: name the source (--from) and set its capacity \
+                 in [[node]] (`switchyard bench capacity` measures it), or give a number of commands per second",
+                share.percent()
+            ))
+        })?;
+        return Ok(share.of(capacity));
+    }
+    text.parse().ok().filter(|max| *max > 0).ok_or_else(|| {
+        invalid(format!(
+            "source-ops-max: {text:?} is neither a number of commands per second from 1, nor short, medium or long"
+        ))
+    })
+}
+
+/// Fails unless clients' commands go to the source during a move with these options, and can be limited.
+pub(super) fn check_source_ops(how: &MoveOptions) -> Result<(), OperationError> {
+    let name = keyword_of(&Protocol::ALL, how.protocol);
+    let Some(paper) = how.paper else {
+        return Err(invalid(format!(
+            "source-ops-max has no effect on {name} in mode safe: it is a policy of protocols as published (--mode paper); --goal and --max-rate limit the move"
+        )));
+    };
+    if how.protocol == Protocol::Rocksteady || how.protocol == Protocol::Bloom && !paper.forwards {
+        return Err(invalid(format!(
+            "source-ops-max has no effect on {name} as published: all commands go to the target"
+        )));
+    }
+    Ok(())
+}
+
 /// Fails unless the request accepts the risk of stop-and-copy.
 fn check_stop_and_copy(request: &MoveOptionsRequest, how: &MoveOptions) -> Result<(), OperationError> {
     // MIGRATE removes each key at the source before anything is recorded or stored.
@@ -148,5 +183,44 @@ impl PaperOptions {
         let Self { ref tracker, groups, at_once, bits, counting_bytes, forwards } = *self;
         let tracker = Kind::named(tracker).unwrap_or(Kind::Exact);
         Ok(Paper { tracker, groups, at_once, bits, counting_bytes, forwards })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_sources_are_numbers_or_shares_of_a_known_capacity() {
+        let max = |text: &str, capacity| source_ops_max(text, capacity).map_err(|error| error.text().to_owned());
+        assert_eq!(max("25000", None), Ok(25_000));
+        assert_eq!(max("short", Some(100_000)), Ok(23_000));
+        for (text, capacity, expected) in [
+            ("long", None, "switchyard bench capacity"),
+            ("0", Some(1), "from 1"),
+            ("-1", None, "short, medium or long"),
+            ("quick", Some(1), "short, medium or long"),
+        ] {
+            assert!(max(text, capacity).is_err_and(|error| error.contains(expected)), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_protocols_that_read_the_source_have_its_limit() {
+        let how = |protocol, forwards| MoveOptions {
+            protocol,
+            paper: Paper::of(protocol).map(|paper| Paper { forwards, ..paper }),
+            ..MoveOptions::default()
+        };
+        for (protocol, forwards, is_limited) in [
+            (Protocol::NetMigrate, true, true),
+            (Protocol::Fulva, true, true),
+            (Protocol::Bloom, true, true),
+            (Protocol::Bloom, false, false),
+            (Protocol::Rocksteady, true, false),
+            (Protocol::Switchyard, true, false),
+        ] {
+            assert_eq!(check_source_ops(&how(protocol, forwards)).is_ok(), is_limited, "{protocol:?} {forwards}");
+        }
     }
 }

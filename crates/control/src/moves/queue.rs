@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
+use switchyard_policy::migration::{Goal, MoveOptions, MoveOrder, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, UserRequest};
 
@@ -52,6 +52,7 @@ pub(super) struct MoverSettings {
     pub(super) steering: Steering,
     pub(super) goal: Goal,
     pub(super) max_rate: Option<u64>,
+    pub(super) source_ops_max: Option<u32>,
 }
 
 impl MoverSettings {
@@ -62,6 +63,7 @@ impl MoverSettings {
             (new.paused != old.paused).then_some(if new.paused { UserRequest::Pause } else { UserRequest::Resume }),
             (self.goal != before.goal).then_some(UserRequest::Goal(self.goal)),
             (self.max_rate != before.max_rate).then_some(UserRequest::MaxRate(self.max_rate)),
+            (self.source_ops_max != before.source_ops_max).then_some(UserRequest::SourceOpsMax(self.source_ops_max)),
             (new.aborting != old.aborting).then_some(UserRequest::Abort),
             new.give_up.filter(|_| new.give_up != old.give_up).map(UserRequest::GiveUp),
         ];
@@ -72,7 +74,8 @@ impl MoverSettings {
 impl Planned {
     /// Settings that the mover should have.
     pub(super) fn wanted(&self) -> MoverSettings {
-        MoverSettings { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
+        let MoveOptions { goal, max_rate, source_ops_max, .. } = self.order.how;
+        MoverSettings { steering: self.steering, goal, max_rate, source_ops_max }
     }
 
     /// Whether an earlier router has moved some of its slots.
@@ -244,7 +247,7 @@ mod tests {
     use std::sync::Arc;
 
     use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, StaleCopies};
-    use switchyard_policy::migration::{Cause, Key, MoveOptions, Process};
+    use switchyard_policy::migration::{Cause, Key, Process};
     use switchyard_policy::topology::Slot;
 
     use super::*;
@@ -273,10 +276,16 @@ mod tests {
         planned.steering.paused = true;
         planned.order.how.goal = Goal::Fast;
         planned.order.how.max_rate = Some(7);
+        planned.order.how.source_ops_max = Some(9);
         let between = planned.wanted();
         assert_eq!(
             between.since(before),
-            [UserRequest::Pause, UserRequest::Goal(Goal::Fast), UserRequest::MaxRate(Some(7))]
+            [
+                UserRequest::Pause,
+                UserRequest::Goal(Goal::Fast),
+                UserRequest::MaxRate(Some(7)),
+                UserRequest::SourceOpsMax(Some(9))
+            ]
         );
         planned.steering = Steering { paused: false, aborting: true, give_up: Some(Side::Target) };
         assert_eq!(

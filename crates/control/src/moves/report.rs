@@ -90,6 +90,7 @@ impl Moves {
             durability: keyword_of(&DURABILITIES, order.how.durability).to_owned(),
             goal: keyword_of(&Goal::ALL, order.how.goal).to_owned(),
             max_rate: order.how.max_rate,
+            source_ops_max: order.how.source_ops_max,
             keys: order.keys.as_ref().map(|keys| keys.len() as u64),
             pattern,
             home_for,

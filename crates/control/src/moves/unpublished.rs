@@ -16,6 +16,16 @@ pub(super) fn paper(request: &MoveOptionsRequest, _how: &MoveOptions) -> Result<
     Ok(None)
 }
 
+/// Refuses a limit of the source: it is a policy of published protocols.
+pub(crate) fn source_ops_max(_text: &str, _capacity: Option<u64>) -> Result<u32, OperationError> {
+    Err(invalid(NO_RESEARCH))
+}
+
+/// Refuses a limit of the source.
+pub(super) fn check_source_ops(_how: &MoveOptions) -> Result<(), OperationError> {
+    Err(invalid(NO_RESEARCH))
+}
+
 /// Stored options of a published protocol. Reads all fields of the other build and ignores them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct PaperOptions {}

@@ -33,7 +33,7 @@ use crate::admin::{
 };
 use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
-use crate::moves::Moves;
+use crate::moves::{Moves, source_ops_max};
 use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::planner::Planner;
 use crate::running::Running;
@@ -161,7 +161,13 @@ impl Operator {
             Operation::SteerAutoscale(request) => return json(&self.steer_autoscale(&request)?),
             Operation::Automation => return json(&self.automation()),
             Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
-            Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
+            Operation::Steer { id, mut what } => {
+                if let SteerRequest::SourceOpsMax(Some(max)) = &mut what {
+                    let source = self.moves.source_of(MoveId(id))?;
+                    *max = self.resolved_source_ops(max, Some(&source))?;
+                }
+                return json(&self.moves.steer(MoveId(id), &what)?);
+            }
             Operation::Move(request) => self.begin_one(&request),
             Operation::AddNode(request) => self.add_listed(&request),
             Operation::DrainNode(request) => self.drain_node(&request),
@@ -177,8 +183,21 @@ impl Operator {
         self.drained.has(name)
     }
 
+    /// Returns the limit of a source as a number, if it is a share of the capacity of this node.
+    fn resolved_source_ops(&self, max: &str, source: Option<&str>) -> Result<String, OperationError> {
+        let capacities = self.capacities.read().unwrap_or_else(PoisonError::into_inner);
+        let capacity = source.and_then(|source| capacities.get(source)).copied();
+        source_ops_max(max, capacity).map(|max| max.to_string())
+    }
+
     fn begin_one(&self, request: &MoveRequest) -> Result<PlanReport, OperationError> {
-        let how = self.moves.how(&request.how)?;
+        let mut how = request.how.clone();
+        if let Some(max) = how.paper.as_mut().and_then(|paper| paper.source_ops_max.as_mut()) {
+            let topology = self.moves.topology_now()?;
+            let source = node_named(&topology, &request.from).ok().map(|source| self.moves.name(source));
+            *max = self.resolved_source_ops(max, source.as_deref())?;
+        }
+        let how = self.moves.how(&how)?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         if request.keys.is_some() || request.home {
@@ -325,6 +344,9 @@ fn describe(operation: &Operation) -> String {
             SteerRequest::Goal(goal) => format!("move {id} with the goal {goal}"),
             SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
             SteerRequest::MaxRate(None) => format!("move {id} with its goal's rate"),
+            SteerRequest::SourceOpsMax(max) => {
+                format!("move {id} with source-ops-max {}", max.as_deref().unwrap_or("none"))
+            }
         },
         Operation::AddNode(request) => {
             format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" })

@@ -193,6 +193,10 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             let rate = if rate.eq_ignore_ascii_case("none") { None } else { Some(parse_rate(rate)?) };
             Ok(Operation::Steer { id: number(id)?, what: SteerRequest::MaxRate(rate) })
         }
+        (["MOVES", "SOURCE-OPS-MAX"], [_, _, id, max]) if cfg!(feature = "research") => {
+            let max = Some(max.to_ascii_lowercase()).filter(|max| max != "none");
+            Ok(Operation::Steer { id: number(id)?, what: SteerRequest::SourceOpsMax(max) })
+        }
         (["MOVES", ..], _) => {
             Err("wrong arguments: MOVES, MOVES PAUSE|RESUME id, MOVES ABORT id [ABANDON-TARGET|ABANDON-SOURCE] [DRY-RUN], MOVES GOAL id goal, or MOVES \
                  MAX-RATE id rate|none"
@@ -293,8 +297,8 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
-            "MODE" | "TRACKER" | "GROUPS" | "BITS" | "COUNTING-BYTES" | "GROUPS-AT-ONCE" | "NO-FORWARDING"
-            | "ALLOW-KEY-LOSS"
+            "MODE" | "TRACKER" | "GROUPS" | "BITS" | "COUNTING-BYTES" | "GROUPS-AT-ONCE" | "SOURCE-OPS-MAX"
+            | "NO-FORWARDING" | "ALLOW-KEY-LOSS"
                 if !cfg!(feature = "research") =>
             {
                 return Err(NO_RESEARCH.to_owned());
@@ -309,6 +313,7 @@ fn read<'w>(
             "BITS" => paper(how, "BITS")?.bits = Some(count("BITS", value?)?),
             "COUNTING-BYTES" => paper(how, "COUNTING-BYTES")?.counting_bytes = Some(count("COUNTING-BYTES", value?)?),
             "GROUPS-AT-ONCE" => paper(how, "GROUPS-AT-ONCE")?.groups_at_once = Some(count("GROUPS-AT-ONCE", value?)?),
+            "SOURCE-OPS-MAX" => paper(how, "SOURCE-OPS-MAX")?.source_ops_max = text(&value)?,
             "NO-FORWARDING" => {
                 paper(how, "NO-FORWARDING")?.no_forwarding = true;
                 at -= 1;
@@ -469,6 +474,9 @@ mod tests {
         ] {
             assert_eq!(parse(words), Ok(Operation::Steer { id: 7, what }));
         }
+        let parsed = parse(&["MOVES", "source-ops-max", "7", "Short"]);
+        let what = SteerRequest::SourceOpsMax(Some("short".to_owned()));
+        assert_eq!(parsed.ok(), cfg!(feature = "research").then_some(Operation::Steer { id: 7, what }));
         let added = AddNodeRequest { address: "c:1".into(), rebalance: true, ..AddNodeRequest::default() };
         assert_eq!(parse(&["NODES", "ADD", "c:1", "REBALANCE"]), Ok(Operation::AddNode(added)));
         let added = AddNodeRequest { address: "c:1".into(), allow_limits: true, ..AddNodeRequest::default() };

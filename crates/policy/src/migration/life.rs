@@ -65,6 +65,8 @@ pub enum UserRequest {
     Goal(Goal),
     /// Limit the rate, bytes per second; `None`: the rate follows from the goal.
     MaxRate(Option<u64>),
+    /// Limit the client commands per second that the source serves of keys in transit; `None`: no limit.
+    SourceOpsMax(Option<u32>),
 }
 
 /// Result of a move.
@@ -392,6 +394,7 @@ impl MoveStateMachine {
             UserRequest::Resume => self.paused = false,
             UserRequest::Goal(goal) => self.order.how.goal = goal,
             UserRequest::MaxRate(rate) => self.order.how.max_rate = rate,
+            UserRequest::SourceOpsMax(max) => self.order.how.source_ops_max = max,
             UserRequest::Abort => self.aborted = true,
             UserRequest::GiveUp(side) => (self.aborted, self.give_up) = (true, Some(side)),
         }

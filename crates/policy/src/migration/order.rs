@@ -43,6 +43,9 @@ pub struct MoveOptions {
     pub purge_target: bool,
     /// Clients may use the nodes past the router, as the user has confirmed.
     pub direct_clients: bool,
+    /// Limit of the client commands per second that the source serves of keys in transit; `None`: no limit. Only for
+    /// protocols as published.
+    pub source_ops_max: Option<u32>,
     /// Variant of the protocol as published, including its flaws; `None`: the corrected protocol.
     pub paper: Option<Paper>,
 }

@@ -470,6 +470,19 @@ impl<C: Committed> KeyLookup<C> {
         }
     }
 
+    /// Returns the move whose source executes the command by this decision, by a protocol as published: the move of the
+    /// first key that is read or written there.
+    #[must_use]
+    pub fn move_of_source(&self, topology: &Topology, decision: &Decision) -> Option<MoveId> {
+        let there = match decision {
+            Decision::Settled | Decision::Split(_) => Way::Source,
+            Decision::Ask(_) => Way::Both,
+            Decision::Moved | Decision::DoubleRead(..) | Decision::Wait => return None,
+        };
+        let (key, _) = self.ways.iter().find(|(_, way)| *way == there)?;
+        Some(topology.transit(topology.slot_of(key))?.move_id)
+    }
+
     /// Returns the topology in which the keys are handed over that are not at the source.
     fn moved_by_key(&self, topology: &Topology) -> Arc<Topology> {
         let mut by_target: BTreeMap<NodeId, Vec<&Key>> = BTreeMap::new();
@@ -772,6 +785,31 @@ mod tests {
         assert_eq!(decide(false, false, false), Decision::Moved);
         let Decision::Split(by_key) = decide(false, true, false) else { panic!("it can be split") };
         assert_eq!([&b"{t}1"[..], b"{t}2"].map(|key| by_key.lives_at(key)), [NodeId(1), NodeId(0)]);
+    }
+
+    #[cfg(feature = "research")]
+    #[test]
+    fn commands_executed_at_the_source_are_attributed_to_their_move() {
+        let known: Arc<Known> = Arc::default();
+        let netmigrate = crate::migration::Protocol::NetMigrate;
+        let paper = crate::migration::published::Paper::of(netmigrate).expect("it has a published mode");
+        let view = LegView::new(known.clone(), None, MAKE).as_published(Some(paper.rules(netmigrate, MoveId(1))));
+        let (topology, legs) = (topology(false), [((MoveId(1), 3), view)].into());
+        let of = |key: &[u8], writes: bool, splits: bool| {
+            let mut look = KeyLookup::default();
+            look.key(&topology, &legs, key, writes, || false);
+            let decision = look.decide(&topology, &legs, splits, || true);
+            look.move_of_source(&topology, &decision)
+        };
+        for (state, read, write) in [
+            (State::NotStarted, Some(MoveId(1)), Some(MoveId(1))),
+            (State::InProgress, Some(MoveId(1)), None),
+            (State::Complete, None, None),
+        ] {
+            known.state.set(Some(state));
+            assert_eq!((of(b"{t}1", false, false), of(b"{t}1", true, true)), (read, write), "{state:?}");
+            assert_eq!(of(b"other", false, false), None, "its slot does not move");
+        }
     }
 
     #[cfg(feature = "research")]

@@ -11,6 +11,8 @@ use serde::Serialize;
 use serde_json::json;
 use switchyard_bench::interrupt;
 use switchyard_bench::numbers::millis;
+#[cfg(feature = "research")]
+use switchyard_control::admin::SourceOpsMaxRequest;
 use switchyard_control::admin::{
     Abandon, AbortRequest, GoalRequest, MaxRateRequest, MoveReport, MoveState, MovesReport,
 };
@@ -57,6 +59,9 @@ enum Command {
     Goal(GoalArguments),
     /// Change the maximum rate of a move
     MaxRate(MaxRateArguments),
+    /// Change the limit of client commands at the source of a move by a protocol as published
+    #[cfg(feature = "research")]
+    SourceOpsMax(SourceOpsMaxArguments),
 }
 
 #[derive(Debug, Args)]
@@ -159,6 +164,29 @@ struct MaxRateArguments {
     flags: AdminFlags,
 }
 
+#[cfg(feature = "research")]
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Change the limit of the client commands per second that the source serves of keys in transit, for a move by a protocol as published \
+        (--mode paper). The other commands wait, and the move gets the rest of the source's capacity. The goal and the maximum rate of a move limit the move \
+        instead.",
+    after_long_help = "Examples:\n  \
+        switchyard moves source-ops-max 7 25000     at most 25,000 commands each second\n  \
+        switchyard moves source-ops-max 7 short     23 % of the capacity of the source in [[node]]; medium: 54 %; long: 100 %\n  \
+        switchyard moves source-ops-max 7 none      no limit\n\n\
+        Exit codes: 0 done; 1 refused"
+)]
+struct SourceOpsMaxArguments {
+    /// Id of the move, as `switchyard moves` shows it
+    id: u64,
+
+    /// Maximum commands per second, or short, medium or long; none: no limit
+    max: String,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
 fn rate_or_none(text: &str) -> Result<MaxRateRequest, String> {
     let max_rate = if text == "none" { None } else { Some(parse_rate(text)?) };
     Ok(MaxRateRequest { max_rate })
@@ -181,6 +209,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 |max| format!("continues with at most {}", format_rate(max as f64)),
             );
             steer(*id, flags, "max-rate", rate, &done)
+        }
+        #[cfg(feature = "research")]
+        Some(Command::SourceOpsMax(SourceOpsMaxArguments { id, max, flags })) => {
+            let request = SourceOpsMaxRequest { source_ops_max: Some(max.clone()).filter(|max| max != "none") };
+            steer(*id, flags, "source-ops-max", &request, &format!("continues with source-ops-max {max}"))
         }
     }
 }

@@ -33,6 +33,12 @@ pub(super) struct ResearchFlags {
     #[arg(long, value_name = "COUNT", requires = "mode")]
     groups_at_once: Option<u8>,
 
+    /// With --mode paper: limit of the client commands per second that the source serves of keys in transit, so that the
+    /// move gets the rest of its capacity. short, medium, long: 23, 54 or 100 % of the capacity of the source in [[node]].
+    /// --goal and --max-rate limit the move instead
+    #[arg(long, value_name = "COUNT|short|medium|long", requires = "mode")]
+    source_ops_max: Option<String>,
+
     /// With --mode paper of bloom: the paper's variant without filter and forwarding
     #[arg(long, requires = "mode")]
     no_forwarding: bool,
@@ -45,8 +51,10 @@ pub(super) struct ResearchFlags {
 impl ResearchFlags {
     /// Adds these options to a request.
     pub(super) fn added_to(&self, request: MoveOptionsRequest) -> MoveOptionsRequest {
-        let Self { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding, .. } = self.clone();
-        let paper = PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, no_forwarding };
+        let Self { tracker, groups, bits, counting_bytes, groups_at_once, source_ops_max, no_forwarding, .. } =
+            self.clone();
+        let paper =
+            PaperRequest { tracker, groups, bits, counting_bytes, groups_at_once, source_ops_max, no_forwarding };
         let paper = (self.mode.as_deref() == Some("paper")).then(|| Box::new(paper));
         MoveOptionsRequest { paper, allow_key_loss: self.allow_key_loss, ..request }
     }

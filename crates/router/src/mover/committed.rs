@@ -19,6 +19,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
 use super::{Holds, MoveProgress, UserRequest};
 use crate::away::Away;
+use crate::limits::Bucket;
 use crate::lock::lock;
 
 /// Shards of the set of committed keys, each with its own lock.
@@ -140,11 +141,32 @@ impl Committed for SharedLeg {
     }
 }
 
+/// Limit of the client commands that a source serves of keys in transit, over all workers. A change replaces it.
+#[derive(Debug)]
+pub(crate) struct SourceOps {
+    per_second: u32,
+    bucket: Bucket,
+}
+
+impl SourceOps {
+    /// Creates a limit. No command may be sent at once: a full bucket would exceed the limit in the first second.
+    pub(crate) fn new(per_second: u32, now_us: u64) -> Self {
+        Self { per_second, bucket: Bucket::empty(per_second, now_us) }
+    }
+
+    /// Whether a command may be sent now, which is then counted.
+    pub(crate) fn take(&self, now_us: u64) -> bool {
+        self.bucket.take(self.per_second, now_us).is_ok()
+    }
+}
+
 /// The moves of a snapshot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moves {
     pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,
     pub(crate) legs: Legs<SharedLeg>,
+    /// Limits of sources, by move. Empty unless a protocol as published has one.
+    pub(crate) source_ops: BTreeMap<MoveId, Arc<SourceOps>>,
     /// Slots served by other nodes while their owners are ejected. One entry per ejected node.
     pub(crate) away: Vec<Arc<Away>>,
 }

@@ -41,7 +41,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use crate::lock::lock;
 use crate::shared::Shared;
 pub use big::{BigKey, BigKeys};
-pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
+pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker, SourceOps};
 pub use orphaned_keys::may_be_only_copies;
 pub use switchyard_policy::migration::{MoveEnd, UserRequest};
 
@@ -331,8 +331,10 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     moves.insert(task.id, own.clone());
     drop(moves);
     let id = task.id;
+    let source_ops = task.order.how.source_ops_max.map(|max| SourceOps::new(max, shared.uptime().as_micros() as u64));
     shared.change_moves(|moves| {
         moves.by_id.insert(id, own.clone());
+        moves.source_ops.extend(source_ops.map(|limit| (id, Arc::new(limit))));
     });
     let thread = std::thread::Builder::new().name(format!("mover-{}", id.0)).spawn({
         let shared = shared.clone();
@@ -349,6 +351,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
             lock(&shared.moves).remove(&id);
             shared.change_moves(|moves| {
                 moves.by_id.remove(&id);
+                moves.source_ops.remove(&id);
             });
             Err(error)
         }

@@ -68,7 +68,11 @@ impl Pacing {
         match steer {
             UserRequest::Goal(goal) => self.pacer.set_goal(goal),
             UserRequest::MaxRate(rate) => self.pacer.set_max_rate(rate),
-            UserRequest::Pause | UserRequest::Resume | UserRequest::Abort | UserRequest::GiveUp(_) => {}
+            UserRequest::SourceOpsMax(_)
+            | UserRequest::Pause
+            | UserRequest::Resume
+            | UserRequest::Abort
+            | UserRequest::GiveUp(_) => {}
         }
     }
 

@@ -25,7 +25,7 @@ use super::returning::Returning;
 use super::side::SideConnection;
 use super::sizes::Sizes;
 use super::staging::Staging;
-use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, UserRequest};
+use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, SourceOps, UserRequest};
 use crate::shared::{Message, Shared};
 
 /// Reason for a mover to stop its current step.
@@ -116,6 +116,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     mover.finish(&end);
     shared.change_moves(|moves| {
         moves.by_id.remove(&id);
+        moves.source_ops.remove(&id);
         // The slots of a leg that stays open are not used before another mover publishes the leg again.
         moves.legs.retain(|(of, _), _| *of != id);
     });
@@ -274,6 +275,13 @@ impl Mover {
     pub(super) fn steer(&mut self, steer: UserRequest) {
         self.life.on_user_request(steer);
         self.pacing.steer(steer);
+        if let UserRequest::SourceOpsMax(max) = steer {
+            let limit = max.map(|max| Arc::new(SourceOps::new(max, self.now_us())));
+            self.shared.change_moves(|moves| {
+                moves.source_ops.remove(&self.id);
+                moves.source_ops.extend(limit.map(|limit| (self.id, limit)));
+            });
+        }
     }
 
     /// Handles a message that does not concern a running leg.

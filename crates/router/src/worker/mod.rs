@@ -106,7 +106,7 @@ use scripts::checking::on_libraries_checked;
 use tracking::commands::find_client;
 use tracking::nodes::{on_redirect_broken, on_redirected};
 use transactions::fail_stale_watches;
-use transit::{look_again, publish_if_wanted, refuse_moving, tick_moving};
+use transit::{look_again, publish_if_wanted, refuse_moving, tick_moving, tick_source_ops};
 use upstreams::tick::publish_slow;
 use upstreams::unblock::{Asker, tick_blocked};
 
@@ -384,6 +384,7 @@ impl Worker {
         retry_unblocks(&mut self.cx);
         self.pauses.tick_pause(&self.cx.turn, &self.cx.up, &mut self.cx.down);
         tick_moving(&self.cx.turn, &mut self.cx.down);
+        tick_source_ops(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks.transit);
         settle_colocate_waits(&self.cx.turn, &mut self.cx.down, false);
         self.reissued_commands.tick_reissued(&self.cx.turn, &mut self.cx.down);
         tick_quieting(&self.cx.turn, &mut self.cx.down);
@@ -429,7 +430,7 @@ impl Worker {
             } else if client.held().is_some() {
                 quiet_us > LARGE_TIMEOUT_US
             } else if client.in_flight() > 0
-                || client.stall() == Stall::Paused
+                || matches!(client.stall(), Stall::Paused | Stall::SourceOps)
                 || Stall::LISTED.contains(&client.stall())
             {
                 false

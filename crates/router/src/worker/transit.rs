@@ -7,8 +7,11 @@
 //! the mover is notified of the wanted keys, and the command is later checked again from its beginning. Writes to slots
 //! whose keys are being listed are reported to the mover when they are passed to a connection ([`super::keyed`]).
 //!
+//! A move by a protocol as published may limit the commands that its source serves ([`source_ops`]).
+//!
 //! There is no queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
+mod source_ops;
 pub(super) mod state;
 
 use std::sync::Arc;
@@ -40,7 +43,10 @@ use crate::mover::{MoverMessage, SharedLeg};
 use crate::publication::OldestInFlight;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
+use source_ops::{is_over_limit, take_turn};
 use state::Moving;
+
+pub(super) use source_ops::tick_source_ops;
 
 /// Number of commands in flight above which the drain barrier is checked only every [`PUBLISH_US`].
 const MUCH: usize = 1000;
@@ -65,7 +71,13 @@ fn wait_for(turn: &Turn, down: &mut Downstreams, handle: Handle, look: KeyLookup
     let now_us = turn.now_us();
     let Some(client) = down.get_mut(handle) else { return true };
     if client.state::<Moving>().is_none() {
-        client.set_state(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None });
+        client.set_state(Moving {
+            since_us: now_us,
+            move_id: None,
+            turn_at_source: None,
+            waits: Waits::default(),
+            refusal: None,
+        });
     }
     let Some(moving) = client.state_mut::<Moving>() else { return true };
     let wanted = moving.waits.begin(look, turn.index());
@@ -431,6 +443,7 @@ impl LargeKeys {
             }
             return Transit::Instead(cx.down.refuse(&cx.turn, handle, class, &text));
         }
+        let has_turn = take_turn(&cx.turn, &mut cx.down, handle);
         loop {
             let mut look = KeyLookup::default();
             if is_exec {
@@ -454,6 +467,20 @@ impl LargeKeys {
             let decision = look.decide(&routing.topology, &routing.moves.legs, splits, || {
                 client.state::<Moving>().is_none() && self.reads_one_key(client, command, args)
             });
+            if !has_turn
+                && !routing.moves.source_ops.is_empty()
+                && let Some(id) = look.move_of_source(&routing.topology, &decision)
+            {
+                // A double read waits for the client's earlier commands, and is checked again after them.
+                if matches!(decision, Decision::Ask(_))
+                    && cx.down.get(handle).is_some_and(|client| client.in_flight() > 0)
+                {
+                    return Transit::Instead(Flow::Stall(Stall::Barrier));
+                }
+                if is_over_limit(&cx.turn, &mut cx.down, &mut cx.hooks.transit, handle, id) {
+                    return Transit::Instead(Flow::Stall(Stall::SourceOps));
+                }
+            }
             let transit = match decision {
                 Decision::Settled => Transit::Settled,
                 // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.

@@ -1,6 +1,9 @@
 //! Protocols as published (`--mode paper`), on real servers: clients that only read lose nothing, and the known
 //! anomalies occur.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Goal, Protocol};
@@ -146,4 +149,78 @@ fn a_restarted_router_begins_the_move_again() {
     let mut client = fleet.client();
     finish(&fleet, 1);
     all_there(&mut client, KEYS);
+}
+
+/// Returns the number of BITCOUNT commands that a server has executed. The mover sends none.
+fn reads(fleet: &Fleet, server: usize) -> u64 {
+    let stats = fleet.servers[server].client().cmd("INFO commandstats");
+    let calls = stats.split_once("cmdstat_bitcount:calls=").and_then(|(_, rest)| rest.split(',').next());
+    calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// Stops the clients of a test, also if it fails.
+struct Stops<'s>(&'s AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Reads keys with pipelines, until the flag is set.
+fn read_pipelined(fleet: &Fleet, keys: &[String], stop: &AtomicBool) {
+    let mut client = fleet.client();
+    for chunk in keys.chunks(4).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+        chunk.iter().for_each(|key| client.post(&format!("BITCOUNT {key}")));
+        for key in chunk {
+            let value = format!("value{}", key.trim_matches(['{', '}']));
+            let bits: u32 = value.bytes().map(u8::count_ones).sum();
+            assert_eq!(client.reply(), bits.to_string(), "in the order of the client");
+        }
+    }
+}
+
+#[test]
+fn a_source_serves_no_more_commands_than_its_limit() {
+    const KEYS: usize = 1000;
+    const CLIENTS: u64 = 4;
+    const LIMIT: u32 = 40;
+    let at_most = |since: Instant| (f64::from(LIMIT) * since.elapsed().as_secs_f64()) as u64 + 1;
+    // Many groups: most keys are read at the source. One group: all keys are read at both nodes.
+    for groups in [64, 1] {
+        let fleet = Fleet::new(2);
+        let mut client = fleet.client();
+        fill(&mut client, KEYS);
+        let keys = of_source(&fleet, KEYS);
+        let began = Instant::now();
+        let task =
+            published(&fleet, 1, Protocol::NetMigrate, |paper| (paper.groups, paper.tracker) = (groups, Kind::Exact));
+        fleet.begin(with(task, |order| order.how.source_ops_max = Some(LIMIT)));
+        until("keys move", || fleet.progress(1).keys_moved > 0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stops = Stops(&stop);
+            (0..CLIENTS).for_each(|_| drop(scope.spawn(|| read_pipelined(&fleet, &keys, &stop))));
+            let steer = |max| fleet.router().steer_move(MoveId(1), UserRequest::SourceOpsMax(max));
+            until("commands wait for the limit", || fleet.progress(1).holds.count > u64::from(LIMIT));
+            let served = reads(&fleet, 0);
+            assert!(0 < served && served <= at_most(began), "{served} of {}", at_most(began));
+            // Not reachable with the limit before the test fails.
+            steer(None);
+            until("the source serves more", || reads(&fleet, 0) - served > 5000);
+            let (began, holds) = (Instant::now(), fleet.progress(1).holds.count);
+            steer(Some(LIMIT));
+            until("commands wait again", || fleet.progress(1).holds.count > holds);
+            let before = reads(&fleet, 0);
+            until("more commands wait", || fleet.progress(1).holds.count > holds + u64::from(LIMIT));
+            let served = reads(&fleet, 0) - before;
+            // Commands in flight at the change are executed.
+            assert!(served <= at_most(began) + 4 * CLIENTS, "{served} of {}", at_most(began));
+            assert!(fleet.progress(1).end.is_none(), "it was in progress all the time");
+            // Waiting commands continue when the move ends.
+            finish(&fleet, 1);
+            drop(stops);
+        });
+        all_there(&mut client, KEYS);
+    }
 }

@@ -139,6 +139,9 @@ fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
         ("--protocol bloom --groups-at-once 8", "groups-at-once has no effect on bloom"),
         ("--protocol rocksteady --groups-at-once 8", "a tracker has no effect on rocksteady"),
         ("--protocol rocksteady --tracker bloom", "a tracker has no effect on rocksteady"),
+        ("--protocol rocksteady --source-ops-max 9", "source-ops-max has no effect on rocksteady"),
+        ("--protocol netmigrate --source-ops-max few", "nor short, medium or long"),
+        ("--protocol netmigrate --source-ops-max medium", "54 % of the capacity of the source, which is unknown"),
         ("--protocol fulva --tracker adaptive", "tracker adaptive has no effect on fulva"),
         ("--protocol bloom --tracker bloom+counting", "tracker bloom+counting has no effect on bloom"),
     ] {
@@ -173,6 +176,12 @@ fn a_published_protocol_needs_a_flag_and_moves_existing_keys() {
             "move --from {target} --to {source} --all --protocol bloom --mode paper --allow-key-loss --max-rate 1kb"
         ),
     );
+    let text = refused(site.router(), "moves source-ops-max 2 short");
+    assert!(text.contains("23 % of the capacity of the source, which is unknown"), "{text}");
+    done(site.router(), "moves source-ops-max 2 50");
+    assert!(done(site.router(), "moves list --json").contains("\"source_ops_max\":50"));
+    done(site.router(), "moves source-ops-max 2 none");
+    assert!(!done(site.router(), "moves list --json").contains("source_ops_max"));
     let second = "moves abort 2";
     let text = until("its slots are on their way", || {
         let dry = run_cli(site.router(), &format!("{second} --dry-run"));

@@ -24,6 +24,7 @@
 //! A router that restarts loses the tracker; the move then restarts with the first group. There is no rollback.
 
 mod leg;
+mod source_ops;
 
 use super::record::OpenLeg;
 use super::tracker::{Geometry, Kind, Pair, State, Tracker, group};
@@ -32,6 +33,7 @@ use crate::topology::MoveId;
 
 pub use super::view::Way;
 pub use leg::Published;
+pub use source_ops::SourceShare;
 
 /// Settings of a published protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

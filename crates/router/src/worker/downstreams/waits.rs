@@ -38,6 +38,8 @@ pub(in crate::worker) enum Stall {
     Quiet,
     /// A reissued blocking command waits for its turn at another node.
     Turn,
+    /// The source of its keys serves no more commands now, by the limit of a move.
+    SourceOps,
     /// A required node is lost. Lasts until its return, or for `nodes.wait-max` after the loss.
     Outage,
 }

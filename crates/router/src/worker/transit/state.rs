@@ -1,5 +1,6 @@
 //! State of a worker and of its clients for keys in transit.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use switchyard_policy::migration::{Key, Waits};
@@ -7,6 +8,7 @@ use switchyard_policy::topology::MoveId;
 
 use crate::mover::SharedLeg;
 use crate::shared::RoutingSnapshot;
+use crate::slab::Handle;
 
 /// Maximum delay of keyspace events caused by a move, for their distinction from others.
 const LATE_EVENTS_US: u64 = 1_000_000;
@@ -21,6 +23,8 @@ pub(in crate::worker) struct InTransit {
     before: Option<(Arc<RoutingSnapshot>, u64)>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     pub(super) written: Vec<(MoveId, Vec<Key>)>,
+    /// Clients that wait for the limit of a source, in their order of arrival, with the move.
+    pub(super) for_source: VecDeque<(MoveId, Handle)>,
     /// Time of the last publication of the drain barrier by request, us.
     pub(super) published_us: u64,
 }
@@ -43,11 +47,13 @@ impl InTransit {
     }
 }
 
-/// A client's command that waits for keys.
+/// A client's command that waits for keys, or for the limit of a source.
 #[derive(Debug)]
 pub(in crate::worker) struct Moving {
     pub(super) since_us: u64,
     pub(super) move_id: Option<MoveId>,
+    /// If it waits for the limit of a source: whether it may be sent there now.
+    pub(super) turn_at_source: Option<bool>,
     pub(super) waits: Waits<SharedLeg>,
     /// Error for the client, once the wait has ended.
     pub(super) refusal: Option<Arc<str>>,
