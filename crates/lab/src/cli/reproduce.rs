@@ -266,11 +266,10 @@ struct Netmigrate {
     shared: Shared,
 }
 
-/// NetMigrate with other filters, groups and speeds (NetMigrate, FAST 2024, section 6.3)
+/// NetMigrate with other filters, groups and goals (NetMigrate, FAST 2024, section 6.3)
 #[derive(Debug, Args)]
 #[command(
-    long_about = "NetMigrate as published, with the filter bits of the paper's table 2 and the groups of its table 3; and with the goals fast, balanced and \
-        gentle, which correspond to its presets short, medium and long.",
+    long_about = "NetMigrate as published, with the filters of the paper's table 2 and the groups of its table 3; and with the goals fast, balanced and gentle.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce tuning --quick\n  \
         switchyard-lab reproduce tuning --repeat 3 --out docs/results/migration-protocols.md"

@@ -29,7 +29,7 @@ pub struct Settings {
 /// An experiment of a paper.
 struct Experiment {
     paper: Paper,
-    /// Its page in `docs/results`.
+    /// Name of the page in `docs/results`.
     page: &'static str,
     /// Number of different runs at toy size.
     smoke_runs: usize,
@@ -50,7 +50,15 @@ impl Size {
 }
 
 /// The protocols of NetMigrate's evaluation, and the default one.
-const PROTOCOLS: [&str; 5] = ["switchyard", "source", "rocksteady (paper)", "netmigrate (paper)", "fulva (paper)"];
+const PROTOCOLS: [&str; 7] = [
+    "switchyard",
+    "source",
+    "rocksteady (paper)",
+    "netmigrate (paper)",
+    "fulva (paper)",
+    "netmigrate-short (paper)",
+    "netmigrate-medium (paper)",
+];
 
 /// All experiments, in the order in which the budget is used.
 const EXPERIMENTS: [Experiment; 10] = [
@@ -166,7 +174,7 @@ fn report(conduct: Conduct, size: Size, experiment: &str) -> autoscaling::Settin
         conduct,
         cpu: 0.05,
         join_cpu: Some(0.25),
-        connections: size.or(32, 4),
+        connections: size.or(32, 8),
         phase: size.or(Duration::from_secs(4), Duration::from_millis(400)),
         keys: size.or(autoscaling::KEYS, 10_000),
         fill_rate: size.or(1000.0, 5000.0),

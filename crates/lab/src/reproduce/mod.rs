@@ -5,7 +5,7 @@
 //! repeated, so that a machine that slows down affects all alike.
 //!
 //! - [`netmigrate`]: all protocols in a grid of writes and processor time (NetMigrate, FAST 2024, section 6).
-//! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
+//! - [`tuning`]: sizes of filters, numbers of groups, and goals (its section 6.3).
 //! - [`alone`]: evenness of the nodes' load, with the planner off and on, while the hot keys change.
 //! - [`makris`]: load and response times of nodes before and after moves of single keys (Makris et al., figures 3 to 8,
 //!   table I).

@@ -16,7 +16,7 @@ use super::figure::{self, Line, Panel};
 use super::published::{self, Row};
 use super::spread::Spread;
 use super::watch::{Second, Served, for_a_while, until_done};
-use super::ways::{WAYS, Way};
+use super::ways::{SOURCE_OPS_MAX, WAYS, Way};
 use super::{Bench, Conduct, Section, measure, plain, publish};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
@@ -24,6 +24,10 @@ use crate::moves::site::{Routed, keys_at};
 use crate::moves::{Keys, Layout, Run};
 
 const VALUE: usize = 64;
+/// Shares of the source's capacity of the presets of `switchyard move --source-ops-max`.
+const PRESETS: [(&str, f64); 2] = [("short", 0.23), ("medium", 0.54)];
+/// Percent of writes of section 6.2.
+const PRESET_WRITES: f64 = 5.0;
 /// Duration of the load before anything is counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -126,8 +130,11 @@ pub(super) struct Measured {
 pub fn run(settings: &Settings) -> Result<()> {
     let cells = cells(settings);
     let wanted = |way: &&Way| settings.only.is_empty() || settings.only.iter().any(|only| only == way.name);
-    let runs: Vec<(Cell, &Way)> =
-        cells.iter().flat_map(|cell| WAYS.iter().filter(wanted).map(move |way| (*cell, way))).collect();
+    let runs: Vec<(Cell, &Way)> = cells
+        .iter()
+        .flat_map(|cell| WAYS.iter().filter(wanted).map(move |way| (*cell, way)))
+        .filter(|(cell, way)| !way.has_preset() || settings.figures == Figures::Curves || has_presets(cell, settings))
+        .collect();
     let outcome = measure(
         &settings.conduct,
         &runs,
@@ -208,6 +215,21 @@ fn curves<'a>(cells: &[Cell], of: impl Fn(&Cell) -> Vec<(&'a Way, &'a [Measured]
     Ok(figures)
 }
 
+/// Whether the paper has values of its presets in this cell (section 6.2).
+fn has_presets(cell: &Cell, settings: &Settings) -> bool {
+    cell.writes_percent == PRESET_WRITES && settings.source_cpu.first() == Some(&cell.source_cpu)
+}
+
+/// Replaces a preset of the limit of the source's commands by its share of the source's capacity, in requests per
+/// second. The router knows presets only with a configured capacity.
+fn with_limit(flags: &[&str], capacity: f64) -> Vec<String> {
+    let limit = |word: &&str| {
+        let share = PRESETS.iter().find(|(name, _)| name == word).filter(|_| flags.contains(&SOURCE_OPS_MAX));
+        share.map_or((*word).to_owned(), |(_, share)| format!("{:.0}", (share * capacity).max(1.0)))
+    };
+    flags.iter().map(limit).collect()
+}
+
 fn cells(settings: &Settings) -> Vec<Cell> {
     let mut cells = Vec::new();
     for target_cpu in &settings.target_cpu {
@@ -273,7 +295,8 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     let (before, control) = for_a_while(&run, load.control, stop)?;
     let bytes_per_request =
         Served::by(&site.addresses)?.since(served).bytes as f64 / before.tally.replies.max(1) as f64;
-    let more: Vec<String> = flags.iter().map(|word| (*word).to_owned()).collect();
+    // The source is the limit of the load.
+    let more = with_limit(flags, before.tally.replies as f64 / control.as_secs_f64());
     let slots = format!("0-{}", layout.each() - 1);
     let order = Order { from: site.addresses[0], to: site.addresses[1], slots: Some(&slots), keys: None, more: &more };
     // Replies are counted before servers are queried, here as at the end: requests in between cancel out.
@@ -419,6 +442,17 @@ mod tests {
         assert_ne!(cell(0.0).title(), cell(0.5).title());
         assert_ne!(json!(cell(0.0)), json!(cell(0.5)));
         assert_ne!(json!(cell(0.0)), json!(Cell { target_cpu: Some(0.5), ..cell(0.0) }));
+    }
+
+    #[test]
+    fn presets_are_shares_of_the_capacity() {
+        let of = |name: &str| {
+            let way = WAYS.iter().find(|way| way.name == name).expect("a way");
+            with_limit(way.flags, 10_000.0).last().cloned()
+        };
+        assert_eq!(of("netmigrate-short (paper)"), Some("2300".to_owned()));
+        assert_eq!(of("netmigrate-medium (paper)"), Some("5400".to_owned()));
+        assert_eq!(of("netmigrate (paper)"), Some("--allow-key-loss".to_owned()));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Parameters of NetMigrate, as in its section 6.3: bits of the filter, and number of groups. Also its speeds (section
-//! 6.2: short, medium and long), for which the goals fast, balanced and gentle stand here.
+//! Parameters of NetMigrate, as in its section 6.3: bytes of the counting filter, bits of the filter, and number of
+//! groups. Also the goals of the move. The presets of section 6.2 are kinds of moves of [`super::ways`].
 
 use anyhow::Result;
 use serde_json::json;
@@ -67,11 +67,11 @@ pub(super) fn groups(power: u32) -> Vec<String> {
 }
 
 fn knobs() -> Vec<Knob> {
-    let mut speeds = Vec::new();
-    for (goal, preset) in [("fast", "short"), ("balanced", "medium"), ("gentle", "long")] {
+    let mut goals = Vec::new();
+    for goal in ["fast", "balanced", "gentle"] {
         let safe = ["--protocol", "netmigrate", "--goal", goal].map(str::to_owned).to_vec();
         for (mode, flags) in [("paper", paper(&["--goal", goal])), ("safe", safe)] {
-            speeds.push(Setting { name: format!("{goal}, {mode} ({preset})"), at: 0.0, flags, published: None });
+            goals.push(Setting { name: format!("{goal}, {mode}"), at: 0.0, flags, published: None });
         }
     }
     let of_table = |table: &[(u32, Tuned)], name: fn(u32) -> String, flags: fn(u32) -> Vec<String>| {
@@ -99,7 +99,7 @@ fn knobs() -> Vec<Knob> {
             axis: Some("groups, powers of 2"),
             settings: of_table(&BY_GROUPS, |power| format!("2^{power} groups"), groups),
         },
-        Knob { title: "Speeds (section 6.2)", axis: None, settings: speeds },
+        Knob { title: "Goals of the move", axis: None, settings: goals },
     ]
 }
 

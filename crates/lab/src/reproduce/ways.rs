@@ -14,6 +14,12 @@ pub struct Way {
 }
 
 impl Way {
+    /// Whether the move limits the source's commands by a preset. The paper has values of presets for one cell.
+    #[must_use]
+    pub fn has_preset(&self) -> bool {
+        self.flags.contains(&SOURCE_OPS_MAX)
+    }
+
     /// Whether the router needs the feature `research` for it.
     #[must_use]
     pub fn loses_keys(&self) -> bool {
@@ -25,9 +31,12 @@ const fn way(name: &'static str, flags: &'static [&'static str], published: Opti
     Way { name, flags, published }
 }
 
+/// Flag of the limit. Its presets are replaced by commands per second when the capacity of the source is known.
+pub(super) const SOURCE_OPS_MAX: &str = "--source-ops-max";
+
 /// All kinds of moves. The paper's tables are compared with the modes as published, and with the protocol from the
 /// source.
-pub const WAYS: [Way; 12] = [
+pub const WAYS: [Way; 14] = [
     way("switchyard", &["--goal", "fast"], None),
     way("stop-and-copy", &["--protocol", "stop-and-copy", "--goal", "fast", "--allow-key-loss"], None),
     way("freeze-and-copy", &["--protocol", "freeze-and-copy", "--goal", "fast"], None),
@@ -49,6 +58,26 @@ pub const WAYS: [Way; 12] = [
         "fulva (paper)",
         &["--protocol", "fulva", "--goal", "fast", "--mode", "paper", "--allow-key-loss"],
         Some(Row::Fulva),
+    ),
+    way(
+        "netmigrate-short (paper)",
+        &["--protocol", "netmigrate", "--goal", "fast", "--mode", "paper", "--allow-key-loss", SOURCE_OPS_MAX, "short"],
+        None,
+    ),
+    way(
+        "netmigrate-medium (paper)",
+        &[
+            "--protocol",
+            "netmigrate",
+            "--goal",
+            "fast",
+            "--mode",
+            "paper",
+            "--allow-key-loss",
+            SOURCE_OPS_MAX,
+            "medium",
+        ],
+        None,
     ),
     way("bloom (paper)", &["--protocol", "bloom", "--goal", "fast", "--mode", "paper", "--allow-key-loss"], None),
     way(

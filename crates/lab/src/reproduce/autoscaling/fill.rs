@@ -43,9 +43,9 @@ pub(in crate::reproduce) struct Point {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::reproduce) struct Measured {
     pub(in crate::reproduce) points: Vec<Point>,
-    errors: u64,
+    pub(in crate::reproduce) errors: u64,
     /// Acknowledged keys that are at no server.
-    lost: i64,
+    pub(in crate::reproduce) lost: i64,
 }
 
 pub(super) fn run(settings: &Settings) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Time of 10 to 100,000 queries: one server, one with little memory, and six behind the router and behind nutcracker
 //! (twemproxy), which the report used.
 //!
-//! One client sends the queries one after the other, alternately SET and GET, as a script does.
+//! One client sends the queries one at a time, alternately SET and GET, like a script.
 
 use std::net::SocketAddr;
 use std::process::Command;

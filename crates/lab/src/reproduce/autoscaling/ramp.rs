@@ -26,8 +26,8 @@ const OBJECTIVE: Duration = Duration::from_millis(10);
 const MOST: usize = 4;
 /// Keys: few, because the report's effect is the added node and not its moves.
 const KEYS: u64 = 10_000;
-/// Requests in flight for each connection, at most.
-const IN_FLIGHT: usize = 10;
+/// Requests in flight for each connection, at most: enough for a response time above the objective.
+const IN_FLIGHT: usize = 64;
 /// Load of a step, as a share of one node's capacity, and its increase from step to step.
 const STEP: f64 = 0.25;
 

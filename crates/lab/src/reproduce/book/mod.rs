@@ -28,7 +28,7 @@ use crate::document::replace_between_marks;
 
 /// Mark of the book's tables in the document.
 const MARK: &str = "reproduction";
-/// Share of the published effect by which a reproduced value may miss the published range.
+/// Maximum distance of a reproduced value from the published range, as a share of the published effect.
 const TOLERANCE: f64 = 0.25;
 /// Minimum tolerance, relative to the published value.
 const TOLERANCE_LEAST: f64 = 0.05;
@@ -88,7 +88,7 @@ struct Row {
 struct Published {
     /// Text of the table, if it is not the range itself.
     text: Option<&'static str>,
-    /// The least and the greatest published value, or those that a sentence implies.
+    /// The least and the greatest published value, or the values that a sentence implies.
     range: Option<(f64, f64)>,
 }
 
@@ -128,7 +128,7 @@ enum Ours {
     NotImplemented,
 }
 
-/// How a row's value is computed.
+/// Computation of a row's values.
 struct Measure {
     /// Name of the experiment, and of its file of results.
     experiment: &'static str,
@@ -179,9 +179,9 @@ impl fmt::Display for Verdict {
 
 /// Compares our range with the published one.
 ///
-/// Ours reproduces it if both ranges touch, after the published one is widened by a quarter of its effect (the distance
-/// of the value from 1, for ratios) and by 5 % of the value at least. Other machines, servers and clients move the
-/// published effects by so much without another cause.
+/// Ours reproduces it if both ranges touch. The published range is first widened by a quarter of its effect, and by 5 %
+/// of the value at least. The effect is the distance of a ratio from 1, and the value itself with a unit. Other machines,
+/// servers and clients move the published effects by so much without another cause.
 fn compare(published: Option<(f64, f64)>, ours: Spread, unit: &str, better: Better) -> Verdict {
     let Some((least, most)) = published else { return Verdict::NoComparison };
     let widened_by = |value: f64| {

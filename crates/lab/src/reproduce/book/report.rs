@@ -260,6 +260,24 @@ fn threshold() -> Vec<Row> {
         ),
         row(
             "Threshold",
+            "failed requests and lost keys while the fleet grows",
+            Published::sentence("not counted in the report"),
+            measured(
+                "autoscaling-fill",
+                "results/autoscaling.md#a-fleet-grows-while-it-is-filled",
+                Better::Less,
+                |set| {
+                    set.of::<fill::Measured>(|_| true)
+                        .iter()
+                        .flatten()
+                        .map(|run| run.errors as f64 + run.lost as f64)
+                        .collect()
+                },
+            ),
+            "The report does not count them.",
+        ),
+        row(
+            "Threshold",
             "load for each node when the response time adds one, of one node's capacity",
             Published::sentence(
                 "if the response time gets above this threshold value, we increase the node count by one",
