@@ -1,7 +1,10 @@
 //! Compares slots of many unusual keys with a real server's `CLUSTER KEYSLOT`.
 
+#[path = "../../../tests/ports.rs"]
+mod ports;
+
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -25,14 +28,9 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
-}
-
 /// Starts a server. `None` if another process took its port in the meantime.
 fn start(directory: &Path) -> Option<Server> {
-    let (port, bus) = (free_port(), free_port());
+    let (port, bus) = (ports::free(), ports::free());
     let process = Command::new("redis-server")
         .args(["--cluster-enabled", "yes", "--save", "", "--bind", "127.0.0.1"])
         .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])

@@ -1,5 +1,8 @@
 //! Compares the placement of many unusual keys with a real `nutcracker`, using servers that reply with their number.
 
+#[path = "../../../tests/ports.rs"]
+mod ports;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -64,11 +67,6 @@ struct Pool {
     servers: Vec<(String, u32)>,
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
-}
-
 /// Keys of all kinds that nutcracker accepts: text, bytes with the sign bit, several forms of tags, long keys.
 fn keys(count: usize) -> Vec<Vec<u8>> {
     let bytes = prop::collection::vec(any::<u8>(), 1..60);
@@ -94,14 +92,14 @@ fn keys_are_placed_on_the_same_server_as_by_nutcracker() {
     for hash in Hash::ALL {
         for distribution in [Distribution::Ketama, Distribution::Modula] {
             let scheme = |tag| Scheme { hash, tag, distribution };
-            pools.push(Pool { port: free_port(), scheme: scheme(None), servers: plain.clone() });
-            pools.push(Pool { port: free_port(), scheme: scheme(Some(*b"{}")), servers: named.clone() });
-            pools.push(Pool { port: free_port(), scheme: scheme(Some(*b"<>")), servers: named[..3].to_vec() });
+            pools.push(Pool { port: ports::free(), scheme: scheme(None), servers: plain.clone() });
+            pools.push(Pool { port: ports::free(), scheme: scheme(Some(*b"{}")), servers: named.clone() });
+            pools.push(Pool { port: ports::free(), scheme: scheme(Some(*b"<>")), servers: named[..3].to_vec() });
         }
     }
     // A number of servers that single precision miscounts: 25 of 156 points each.
     let crowd: Vec<(String, u32)> = (0..25).map(|n| (format!("crowd{n}"), 1)).collect();
-    pools.push(Pool { port: free_port(), scheme: Scheme::default(), servers: crowd });
+    pools.push(Pool { port: ports::free(), scheme: Scheme::default(), servers: crowd });
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("nutcracker.yml");
     std::fs::write(&file, pools.iter().enumerate().map(|(i, pool)| text_of(i, pool, &ports)).collect::<String>())
@@ -109,7 +107,7 @@ fn keys_are_placed_on_the_same_server_as_by_nutcracker() {
     let process = Command::new("nutcracker")
         .arg("-c")
         .arg(&file)
-        .args(["-s", &free_port().to_string(), "-a", "127.0.0.1", "-v", "0"])
+        .args(["-s", &ports::free().to_string(), "-a", "127.0.0.1", "-v", "0"])
         .stderr(Stdio::null())
         .spawn()
         .expect("nutcracker must be installed for this test (Debian: apt install nutcracker)");

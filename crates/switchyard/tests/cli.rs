@@ -2,6 +2,9 @@
 //!
 //! Needs no Redis server. The end-to-end tests cover the router's behaviour for clients.
 
+#[path = "../../../tests/ports.rs"]
+mod ports;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
@@ -34,10 +37,6 @@ fn outcome(output: Output) -> (i32, String, String) {
     (output.status.code().expect("an exit code"), text(output.stdout), text(output.stderr))
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
-}
-
 /// A running `serve`, killed when dropped.
 struct Serve {
     child: Child,
@@ -57,7 +56,7 @@ impl Serve {
     fn start_in(state: &Path, config: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (listen, admin) =
-            (SocketAddr::from(([127, 0, 0, 1], free_port())), SocketAddr::from(([127, 0, 0, 1], free_port())));
+            (SocketAddr::from(([127, 0, 0, 1], ports::free())), SocketAddr::from(([127, 0, 0, 1], ports::free())));
         let socket = dir.path().join("notify");
         let notify = UnixDatagram::bind(&socket).expect("a socket");
         notify.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
@@ -213,7 +212,7 @@ fn help_has_examples_and_exit_codes() {
 
 #[test]
 fn status_check_exits_with_the_state_of_the_router() {
-    let serve = Serve::start(&node(free_port()));
+    let serve = Serve::start(&node(ports::free()));
     let check =
         |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
     // The node does not exist.
@@ -222,7 +221,7 @@ fn status_check_exits_with_the_state_of_the_router() {
     assert!(out.contains("NOT READY"), "{out}");
     let (code, out, _) = check(serve.admin, &["--json"]);
     assert_eq!((code, out.contains("\"ready\":false")), (2, true), "{out}");
-    let nothing = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let nothing = SocketAddr::from(([127, 0, 0, 1], ports::free()));
     let (code, out, err) = check(nothing, &[]);
     assert_eq!((code, out.as_str()), (3, ""));
     assert!(err.contains("no router answers"), "{err}");
@@ -367,7 +366,7 @@ fn a_refused_start_exits_with_1_and_leaves_no_slot_map() {
 
 #[test]
 fn status_without_a_router_exits_with_1_and_a_remedy() {
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{}", ports::free());
     for command in [&["status"][..], &["nodes", "list"]] {
         let (code, out, err) = run(&[command, &["--admin", &nobody]].concat());
         assert_eq!((code, out.as_str()), (1, ""));

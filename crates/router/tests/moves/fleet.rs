@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,10 @@ use switchyard_router::{
     RuntimeSettings, Secret, Settings, Threads,
 };
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+use super::ports;
+
+/// Timeout of every wait, far more than needed, since the machine may be busy.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
 pub(crate) struct Server {
     pub(crate) child: Child,
@@ -29,8 +32,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(options: &[&str]) -> Server {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
-        Server::start_at(free, tempfile::tempdir().expect("a directory"), options)
+        Server::of(&default_program(), options)
     }
 
     pub(crate) fn start_at(address: SocketAddr, dir: tempfile::TempDir, options: &[&str]) -> Server {
@@ -39,7 +41,7 @@ impl Server {
 
     /// Starts another program.
     pub(crate) fn of(program: &str, options: &[&str]) -> Server {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
+        let free = (Ipv4Addr::LOCALHOST, ports::free()).into();
         Server::start_program(program, free, tempfile::tempdir().expect("a directory"), options)
     }
 

@@ -13,6 +13,8 @@ mod faults;
 mod fleet;
 mod functions;
 mod moments;
+#[path = "../../../../tests/ports.rs"]
+mod ports;
 mod precopy;
 mod primaries;
 #[cfg(feature = "research")]

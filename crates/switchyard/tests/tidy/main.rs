@@ -302,13 +302,15 @@ fn crates_reach_each_other_only_through_cargo(files: &Files) -> Vec<String> {
     complaints
 }
 
-/// Whether the `#[path]` in this line names a file of the same crate, for a test with other primitives, or the replay of
-/// corpora, which belongs to no crate.
+/// Whether the `#[path]` in this line names a file of the same crate, for a test with other primitives, or a file that
+/// belongs to no crate: the replay of corpora, and the ports of tests.
 fn is_shared_with_tests(files: &Files, place: &str) -> bool {
     let (path, number) = place.rsplit_once(':').unwrap_or_default();
     let number: usize = number.parse().unwrap_or_default();
     let line = files.0[path].lines().nth(number.saturating_sub(1)).unwrap_or_default();
-    path.contains("/tests/") && line.contains("\"../../src/") || line.contains("/fuzz/replay.rs\"")
+    let is_test = path.contains("/tests/");
+    is_test && (line.contains("\"../../src/") || line.contains("/tests/ports.rs\""))
+        || line.contains("/fuzz/replay.rs\"")
 }
 
 fn pure_crates_stay_pure(files: &Files) -> Vec<String> {

@@ -8,6 +8,7 @@ pub(crate) mod certificates;
 pub(crate) mod client;
 pub(crate) mod http;
 pub(crate) mod node;
+#[path = "../../../../../tests/ports.rs"]
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod random;

@@ -1,4 +1,5 @@
-//! Allocates free ports that no outgoing connection can use by chance.
+//! Allocates free ports that no outgoing connection can use by chance. Included by the tests of several crates, and part
+//! of none.
 //!
 //! Binding port 0 yields ephemeral ports. After a node is killed, an outgoing connection may use its ephemeral port.
 //! Worse, a router that keeps connecting to a dead ephemeral port may connect to itself, if the kernel picks that port
@@ -32,7 +33,7 @@ impl Claimed {
     /// Claims one more block. Returns false if other processes have claimed all.
     fn grow(&mut self) -> bool {
         for first in (FIRST..END).step_by(BLOCK as usize) {
-            let name = SocketAddr::from_abstract_name(format!("switchyard-e2e-ports-{first}")).expect("a name");
+            let name = SocketAddr::from_abstract_name(format!("switchyard-test-ports-{first}")).expect("a name");
             if let Ok(claim) = UnixListener::bind_addr(&name) {
                 self.claims.push(claim);
                 self.firsts.push(first);
