@@ -262,17 +262,19 @@ impl Limits {
         let tag = hash >> TIME_BITS << TIME_BITS;
         let full_at = |word: u64| word & TIME_MASK;
         let is_it = |word: u64| word & !TIME_MASK == tag && full_at(word) > now_us;
-        let place = set.iter().find(|place| is_it(place.load(Ordering::Relaxed)));
-        // Free places have a time in the past, the smallest of all.
-        let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed))))
-        else {
-            return Ok(1);
-        };
-        take(place, |before| {
-            let bucket = if is_it(before) { full_at(before) } else { 0 };
+        loop {
+            // Read once: with a second read, the place that another worker has just given to the key would look like the
+            // place of another key, and the key would get a second bucket.
+            let words: [u64; WAYS] = std::array::from_fn(|way| set[way].load(Ordering::Relaxed));
+            // Free places have a time in the past, the smallest of all.
+            let way = (0..WAYS).min_by_key(|way| (!is_it(words[*way]), full_at(words[*way]))).unwrap_or_default();
+            let bucket = if is_it(words[way]) { full_at(words[way]) } else { 0 };
             let (after_ns, taken) = rate.take_up_to(wanted, bucket * 1000, now_us * 1000)?;
-            Ok((tag | (after_ns / 1000) & TIME_MASK, taken))
-        })
+            let after = tag | (after_ns / 1000) & TIME_MASK;
+            if set[way].compare_exchange(words[way], after, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return Ok(taken);
+            }
+        }
     }
 }
 

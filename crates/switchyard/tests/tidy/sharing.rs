@@ -46,7 +46,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ),
     (
         "limits.rs",
-        7,
+        8,
         "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of the counted operations",
     ),
     ("metrics.rs", 1, "a worker meets a node for the first time"),
