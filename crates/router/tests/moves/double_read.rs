@@ -39,7 +39,9 @@ fn fulva_moves_all_slots_in_one_leg_and_pulls_a_sample_of_reads() {
     assert!(asked > 1000, "half of them are on their way, in {slots} slots: {asked}");
     // They are reported, fetched and counted one at a time. Some have moved by themselves in the meantime.
     until("some are fetched", || fleet.progress(1).pulled - before.1 >= asked / 200);
-    assert!(fleet.progress(1).pulled - before.1 <= asked / 100 + 1);
+    // A key that moves between the two reads is found at neither node, and is fetched as well.
+    let missed = metric(&fleet, "moves_double_reads_missed");
+    assert!(fleet.progress(1).pulled - before.1 <= asked / 100 + 1 + missed);
     assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs);
     fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
     fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));

@@ -110,18 +110,21 @@ fn a_killed_source_with_old_keys_restores_no_stale_key() {
     let moved: Vec<usize> = (0..4000)
         .filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes())))
         .collect();
-    let moved: Vec<usize> =
-        moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
+    moved.iter().for_each(|n| direct.post(&format!("EXISTS {{{n}}}")));
+    let moved: Vec<usize> = moved.into_iter().filter(|_| direct.reply() == "1").take(50).collect();
     assert!(moved.len() > 10);
     for (place, n) in moved.iter().enumerate() {
         let line = if place % 2 == 0 { format!("DEL {{{n}}}") } else { format!("SET {{{n}}} changed") };
         assert!(!client.cmd(&line).starts_with('-'));
     }
     fleet.servers[0].crash(&[]);
-    fleet.router().steer_move(MoveId(1), switchyard_router::UserRequest::Goal(Goal::Fast));
+    let ended_legs = fleet.keeper.handed_over.load(Ordering::SeqCst);
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
-    // The source also had no old key left when the slots had left it.
-    assert_eq!(fleet.progress(1).late, LateKeys::default());
+    // The source also had no old key left when the slots had left it. On a busy machine, slots may have left it before
+    // it was killed: then it returns with their old keys, which are removed at the end.
+    let late = fleet.progress(1).late;
+    assert_eq!(LateKeys { removed: if ended_legs > 0 { 0 } else { late.removed }, ..late }, LateKeys::default());
     let mut client = fleet.client();
     for n in 0..4000 {
         let expected = match moved.iter().position(|m| *m == n) {
