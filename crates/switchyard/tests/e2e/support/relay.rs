@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
 use super::{ports, until};
 
 /// Settings that a test may change during connections.
@@ -227,23 +229,22 @@ impl Drop for Relay {
     }
 }
 
-/// Whether a process has the other end of this connection.
+/// Whether a process has the other end of this connection. Compares duplicates of its sockets, rather than inodes in
+/// `/proc/net/tcp`: that table has the connections of all tests, and each new connection would read it.
 fn has_other_end(pid: u32, near: &TcpStream) -> bool {
     let (Ok(peer), Ok(own)) = (near.peer_addr(), near.local_addr()) else { return false };
-    let [local, remote] = [peer, own].map(|address| format!(":{:04X}", address.port()));
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
-    let inodes: Vec<String> = table
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|row| {
-            row.get(1).is_some_and(|end| end.ends_with(&local)) && row.get(2).is_some_and(|end| end.ends_with(&remote))
-        })
-        .filter_map(|row| Some(format!("socket:[{}]", row.get(9)?)))
-        .collect();
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     files
-        .filter_map(|file| std::fs::read_link(file.path()).ok())
-        .any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str()))
+        .filter(|file| std::fs::read_link(file.path()).is_ok_and(|link| link.to_string_lossy().starts_with("socket:")))
+        .filter_map(|file| file.file_name().to_str()?.parse().ok())
+        // The process may have closed it in the meantime.
+        .filter_map(|file| pidfd_getfd(&process, file, PidfdGetfdFlags::empty()).ok().map(TcpStream::from))
+        .any(|socket| {
+            socket.local_addr().is_ok_and(|address| address == peer)
+                && socket.peer_addr().is_ok_and(|address| address == own)
+        })
 }
 
 fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
