@@ -28,11 +28,16 @@ fn accept(site: &Site, name: &str) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Writes a key of the first node through the router.
+/// Writes a key of the first node through the router. Deletes no key of that node: until the next count, the node may be
+/// empty because of such a deletion.
 fn fill(site: &Site, client: &mut Client) -> String {
-    let key = format!("{{{}}}k", site.tags()[0][0]);
-    assert_eq!(client.cmd(&format!("SET {key} v")), ok());
-    key
+    let is_there = |key: &String| {
+        assert_eq!(client.cmd(&format!("SET {key} v")), ok());
+        let is_there = site.nodes()[0].cmd(&format!("EXISTS {key}")) == int(1);
+        assert!(is_there || client.cmd(&format!("DEL {key}")) == int(1));
+        is_there
+    };
+    (0..).map(|number| format!("key:{number}")).find(is_there).expect("a key of the node")
 }
 
 /// Returns the error about the held node.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::value::{Framer, Value, parse};
 
 /// Timeout in tests, long enough for a busy machine with two cores. Reaching it is a failure.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A connection.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::client::Client;
+use super::client::{Client, TIMEOUT};
 use super::process::{Process, on_path, tied};
 use super::{ports, value::Value};
 
@@ -82,7 +82,7 @@ impl Node {
         command.arg("--dir").arg(self.dir.path());
         command.args(&self.options.args);
         let mut process = Process::start(&format!("node {}", self.port), command, &self.dir.path().join("log"));
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + TIMEOUT;
         loop {
             if process.ended().is_some() {
                 let log = process.log();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::client::{Client, encode};
+use super::client::{Client, TIMEOUT, encode};
 use super::process::{Process, tied};
 use super::{http, ports};
 
@@ -103,7 +103,7 @@ impl Router {
     }
 
     fn wait_until_serving(&mut self) {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.process.ended() {
                 panic!("the router ended at start ({status}):\n{}", self.process.log());
