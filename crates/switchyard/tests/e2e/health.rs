@@ -68,8 +68,12 @@ fn a_node_that_refuses_writes_is_reported_with_the_reason() {
     // One node reports it in its INFO. The other reports nothing, and clients get the error.
     let [full, lonely] = [&site.nodes()[0], &site.nodes()[1]];
     assert_eq!(full.cmd("CONFIG SET maxmemory 1"), ok());
-    assert_eq!(lonely.cmd("CONFIG SET min-replicas-to-write 1"), ok());
-    assert_eq!(lonely.cmd("ACL SETUSER default -config"), ok());
+    // Together, so that the router cannot read the setting in between.
+    let mut direct = lonely.client();
+    for line in ["MULTI", "CONFIG SET min-replicas-to-write 1", "ACL SETUSER default -config"] {
+        assert!(direct.cmd(line).error().is_none(), "{line}");
+    }
+    assert_eq!(direct.cmd("EXEC").items(), [ok(), ok()]);
     until("one is full", || is_set(&site, "node_refuses_writes", 0, ",reason=\"OOM\""));
     let [status, page, ready, _] = places(&site);
     for said in [status, page, ready] {

@@ -38,8 +38,8 @@ fn at(site: &Site, key: &str) -> Json {
 }
 
 /// Returns two keys of one slot, without a hash tag. Of three nodes with a limit of 1.6 shares, each key fits at another
-/// one, also if all cold keys of its node have moved there. The slot fits at no other node, and it exceeds the limit of
-/// its own. So only a move of one of these keys brings all nodes below their limits.
+/// node, even after all cold keys of its own node have moved there. The slot fits at no other node, and exceeds the limit
+/// of its own. So only a move of one of these keys brings all nodes below their limits.
 fn keys_of_one_slot() -> Vec<String> {
     let mut names = (0..).map(|number| format!("hot:{number}"));
     let first = names.next().expect("a name");
