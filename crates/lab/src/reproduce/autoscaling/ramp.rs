@@ -139,6 +139,10 @@ fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     let (counts, took) = for_a_while(&run, settings.phase, &conduct.stop)?;
     run.finish()?;
     let capacity = counts.tally.replies as f64 / took.as_secs_f64();
+    // The autoscaler must not act on the response times of the full load.
+    let calm = Run::start(&load(entry, &keys, connections, Some(capacity * STEP)))?;
+    for_a_while(&calm, settings.phase, &conduct.stop)?;
+    calm.finish()?;
     bench.order(grown.site.admin, &["autoscale", "resume"])?;
     let (mut steps, mut errors) = (Vec::new(), 0);
     for number in 1.. {
