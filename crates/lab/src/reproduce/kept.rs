@@ -189,9 +189,9 @@ impl ResultSet {
         let when = if first_date == last_date { first_date.clone() } else { format!("{first_date} to {last_date}") };
         let marked = match disturbed {
             0 => String::new(),
-            count => format!("; other programs disturbed {count} runs"),
+            count => format!(", other programs disturbed {count} runs"),
         };
-        format!("{measured_by}; {when}{marked}")
+        format!("{}, {when}{marked}", measured_by.replace("; ", ", "))
     }
 
     /// Returns the results of the runs whose settings satisfy `is_wanted`: for each run, its repetitions in order.
@@ -291,7 +291,7 @@ mod tests {
             add("partial", &one, round, "2026-02-03", 30);
         }
         let set = newest(&folder).expect("two complete sets");
-        assert_eq!(set.origin(), "new; 2026-02-02");
+        assert_eq!(set.origin(), "new, 2026-02-02");
         assert_eq!(set.of::<u64>(|what| what["at"] == 2), [[12, 13]]);
         add("partial", &two, 0, "2026-02-03", 31);
         assert_eq!(newest(&folder).expect("a set").measured_by, "new");
