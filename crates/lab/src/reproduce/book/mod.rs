@@ -84,6 +84,16 @@ struct Row {
     reason: &'static str,
 }
 
+fn row(
+    place: &'static str,
+    quantity: impl Into<String>,
+    published: Published,
+    ours: Ours,
+    reason: &'static str,
+) -> Row {
+    Row { place, quantity: quantity.into(), published, ours, reason }
+}
+
 /// The published value.
 struct Published {
     /// Text of the table, if it is not the range itself.

@@ -9,7 +9,7 @@
 
 use serde_json::json;
 
-use super::{Better, Measure, Ours, Published, ResultSet, Row};
+use super::{Better, Measure, Ours, Published, ResultSet, Row, row};
 use crate::reproduce::netmigrate::{Measured, of_before};
 use crate::reproduce::published::{
     self, BY_BITS, BY_COUNTING, BY_GROUPS, Numbers, Row as Protocol, SHARES, Tuned, WRITES,
@@ -92,16 +92,6 @@ pub(super) fn rows() -> Vec<Row> {
     rows.extend(grid_tables());
     rows.extend(all_scenarios());
     rows
-}
-
-fn row(
-    place: &'static str,
-    quantity: impl Into<String>,
-    published: Published,
-    ours: Ours,
-    reason: &'static str,
-) -> Row {
-    Row { place, quantity: quantity.into(), published, ours, reason }
 }
 
 /// A value of the grid of writes and budgets.

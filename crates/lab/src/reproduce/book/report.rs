@@ -12,7 +12,7 @@ use super::super::autoscaling::nodes::{self, Cell, Limit, MEGABYTES, SHARES};
 use super::super::autoscaling::queries::{self, Fleet};
 use super::super::autoscaling::{NODES, fill, join, ramp};
 use super::super::published::autoscaling as says;
-use super::{Better, Measure, Ours, Published, ResultSet, Row};
+use super::{Better, Measure, Ours, Published, ResultSet, Row, row};
 
 const NO_SWAP: &str =
     "The report's server swaps beyond its limit; ours evicts keys, because the test machine has no swap.";
@@ -32,16 +32,6 @@ pub(super) fn rows() -> Vec<Row> {
     rows.extend(added_node());
     rows.extend(threshold());
     rows
-}
-
-fn row(
-    place: &'static str,
-    quantity: impl Into<String>,
-    published: Published,
-    ours: Ours,
-    reason: &'static str,
-) -> Row {
-    Row { place, quantity: quantity.into(), published, ours, reason }
 }
 
 fn measured(
