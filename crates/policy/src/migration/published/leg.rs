@@ -123,6 +123,8 @@ pub struct Published {
     given_up: Option<Side>,
     /// Keys of groups that have not started, by group; and the first of these groups.
     listed: BTreeMap<u32, BTreeSet<Key>>,
+    /// Number of keys in `listed`. A sum per step would be quadratic in the number of groups.
+    keys_listed: usize,
     next_group: u32,
     /// Number of keys left per group in progress.
     under_way: BTreeMap<u32, usize>,
@@ -172,6 +174,7 @@ impl Published {
             is_down: [false; 2],
             given_up: resume.and_then(|open| open.given_up),
             listed: BTreeMap::new(),
+            keys_listed: 0,
             next_group: 0,
             under_way: BTreeMap::new(),
             todo: VecDeque::new(),
@@ -283,10 +286,10 @@ impl Published {
             let number = self.number_of(&key);
             // A key of a started group is copied like a late write.
             if number >= self.next_group {
-                self.listed.entry(number).or_default().insert(key)
+                self.keys_listed += usize::from(self.listed.entry(number).or_default().insert(key));
             } else {
-                self.late.insert(key)
-            };
+                self.late.insert(key);
+            }
         }
     }
 
@@ -437,6 +440,7 @@ impl Published {
             self.next_group += 1;
             actions.push(Action::Io(Io::Track { groups: vec![self.rules.range(number)], complete: false }));
             let keys = self.listed.remove(&number).unwrap_or_default();
+            self.keys_listed -= keys.len();
             self.under_way.insert(number, keys.len());
             if keys.is_empty() {
                 self.complete(number, actions);
@@ -727,8 +731,7 @@ impl Machine for Published {
     }
 
     fn progress(&self) -> Progress {
-        let listed: usize = self.listed.values().map(BTreeSet::len).sum();
-        let left = listed
+        let left = self.keys_listed
             + self.todo.len()
             + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>()
             + self.late.len();
