@@ -24,7 +24,7 @@ use super::figure::{self, Line, Panel};
 use super::published::{BLOOM_BY_WRITES, BLOOM_BY_ZIPF, BLOOM_NIL_PERCENT, Improvement};
 use super::spread::Spread;
 use super::watch::{Second, for_a_while, until_done};
-use super::{Bench, Conduct, Section, measure, plain, publish};
+use super::{Bench, Conduct, NO_COPIES, Section, measure, plain, publish};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
 use crate::moves::site::{Routed, keys_at};
@@ -415,9 +415,10 @@ fn panel<'a>(
 
 fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Variant) -> Result<Measured> {
     let Conduct { timeout, stop, .. } = bench.conduct;
-    let together = ["--set".to_owned(), format!("moves.per-node-max={}", scale.targets)];
+    let together = format!("moves.per-node-max={}", scale.targets);
+    let args = ["--set", &together].into_iter().chain(NO_COPIES).map(str::to_owned).collect::<Vec<_>>();
     let count = 1 + usize::from(scale.targets);
-    let site = Routed::start_many(&bench.programs, &together, count, &bench.name(), bench.folder)?;
+    let site = Routed::start_many(&bench.programs, &args, count, &bench.name(), bench.folder)?;
     let layout = Arc::new(Layout::new(SLOTS));
     let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(scale.keys as usize).collect();
     let keys = Arc::new(Keys::new(numbers, scale.value, &layout));

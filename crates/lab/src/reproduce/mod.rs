@@ -61,6 +61,9 @@ use crate::document::{replace_between_marks, today};
 use crate::moves::site::{Programs, version_of};
 use crate::procfs::{ProcessorTime, describe_machine};
 
+/// Arguments of a router that answers no read itself, as in the papers on migration.
+const NO_COPIES: [&str; 2] = ["--set", "hot-copies.mode=off"];
+
 /// Common settings of all reproductions.
 #[derive(Debug, Clone)]
 pub struct Conduct {

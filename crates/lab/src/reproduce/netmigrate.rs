@@ -17,7 +17,7 @@ use super::published::{self, Row};
 use super::spread::Spread;
 use super::watch::{Second, Served, for_a_while, until_done};
 use super::ways::{SOURCE_OPS_MAX, WAYS, Way};
-use super::{Bench, Conduct, Section, measure, plain, publish};
+use super::{Bench, Conduct, NO_COPIES, Section, measure, plain, publish};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
 use crate::moves::site::{Routed, keys_at};
@@ -269,7 +269,7 @@ fn panels<'a>(
 /// Does one run: everything that the first server has moves to the second, under load.
 pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) -> Result<Measured> {
     let Conduct { timeout, stop, .. } = bench.conduct;
-    let site = Routed::start(&bench.programs, &[], &bench.name(), bench.folder)?;
+    let site = Routed::start(&bench.programs, &NO_COPIES.map(str::to_owned), &bench.name(), bench.folder)?;
     let layout = Arc::new(Layout::new(1 << 10));
     let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(load.keys as usize).collect();
     let keys = Arc::new(Keys::new(numbers, VALUE, &layout));
