@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::telemetry::HotNode;
-use crate::topology::{NodeId, SLOT_COUNT, Slot};
+use crate::topology::{NodeId, SLOT_NUMBERS, Slot};
 
 /// Time from sending a command to its reply, in microseconds. Excludes commands that may block at the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -91,7 +91,7 @@ pub struct SlotRates {
 
 impl Default for SlotRates {
     fn default() -> Self {
-        Self { before: vec![SlotCount::default(); SLOT_COUNT], rates: vec![SlotLoad::default(); SLOT_COUNT] }
+        Self { before: vec![SlotCount::default(); SLOT_NUMBERS], rates: vec![SlotLoad::default(); SLOT_NUMBERS] }
     }
 }
 
@@ -102,7 +102,7 @@ impl SlotRates {
 
     /// Adds a reading of all slots, `seconds` after the last one. A count that fell has restarted.
     pub fn counted(&mut self, counts: Vec<SlotCount>, seconds: f64) {
-        if counts.len() != SLOT_COUNT || seconds <= 0.0 {
+        if counts.len() != SLOT_NUMBERS || seconds <= 0.0 {
             return;
         }
         for ((rate, before), now) in self.rates.iter_mut().zip(&self.before).zip(&counts) {
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn slots_have_rates_that_follow_the_load() {
         let mut rates = SlotRates::default();
-        let mut counts = vec![SlotCount::default(); SLOT_COUNT];
+        let mut counts = vec![SlotCount::default(); SLOT_NUMBERS];
         for _ in 0..40 {
             counts[7].add(SlotCount { commands: 500, writes: 100, bytes: 9000, samples: 20 });
             rates.counted(counts.clone(), 0.5);
@@ -290,7 +290,7 @@ mod tests {
         assert!((noise.sqrt() - 224.0 / 3.0).abs() < 1.0, "{noise}");
         assert_eq!(rates.rates()[8], SlotLoad::default());
         // A restarted router counts from zero.
-        rates.counted(vec![SlotCount::default(); SLOT_COUNT], 0.5);
+        rates.counted(vec![SlotCount::default(); SLOT_NUMBERS], 0.5);
         assert!(rates.rates()[7].commands < commands);
         for _ in 0..60 {
             rates.counted(counts.clone(), 0.5);
@@ -314,7 +314,7 @@ mod tests {
             .collect();
         for looks in [1, 3, 9, 40] {
             let mut rates = SlotRates::default();
-            let mut counts = vec![SlotCount::default(); SLOT_COUNT];
+            let mut counts = vec![SlotCount::default(); SLOT_NUMBERS];
             for _ in 0..looks {
                 for _ in 0..places.len() {
                     counts[places[draw() % places.len()]].add(SlotCount {

@@ -18,7 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology};
+use crate::topology::{MoveId, NodeId, SLOT_NUMBERS, Slot, Stage, Topology};
 
 /// Milliseconds per tick. Cursors count ticks since 1970.
 pub const TICK_MS: u64 = 500;
@@ -36,10 +36,10 @@ const NEAR_BITS: u32 = 5;
 const FAR_BITS: u32 = 10;
 /// Cursors stay below 2^63: some clients parse them as signed.
 const CURSOR_BITS: u32 = 63;
-/// Maximum number of stored slot sets for later passes, 2 KiB each.
+/// Maximum number of stored slot sets for later passes, 4 KiB each.
 const REMEMBERED: usize = 256;
 
-const WORDS: usize = SLOT_COUNT / 64;
+const WORDS: usize = SLOT_NUMBERS / 64;
 
 /// A set of slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,7 +65,7 @@ impl SlotSet {
     }
 
     fn iter(&self) -> impl Iterator<Item = Slot> {
-        Slot::all().filter(|slot| self.has(*slot))
+        Slot::numbers().filter(|slot| self.has(*slot))
     }
 }
 
@@ -130,7 +130,7 @@ pub struct Scans {
     /// Tick of the last change of any slot.
     touched: u64,
     /// Tick of the last change, by slot.
-    happened: Box<[u64; SLOT_COUNT]>,
+    happened: Box<[u64; SLOT_NUMBERS]>,
     /// Removed nodes, with the tick of their removal.
     removed: Vec<(u64, NodeId)>,
     /// Slots of later passes, by the tick at which they started.
@@ -153,7 +153,7 @@ impl Scans {
             tick,
             known_since: tick,
             touched: 0,
-            happened: Box::new([0; SLOT_COUNT]),
+            happened: Box::new([0; SLOT_NUMBERS]),
             removed: Vec::new(),
             passes: BTreeMap::new(),
         }
@@ -203,7 +203,7 @@ impl Scans {
             self.known_since = self.tick;
             self.passes.clear();
         }
-        for slot in Slot::all() {
+        for slot in Slot::numbers() {
             let is_same = old.owner(slot) == topology.owner(slot)
                 && motion(&old, &old_back, slot) == motion(topology, &self.back, slot)
                 && !old.overrides_differ(topology, slot);
@@ -219,7 +219,7 @@ impl Scans {
     /// Records a new process of a node, which invalidates the node's own cursors.
     pub fn restarted(&mut self, node: NodeId, now: u64) {
         self.advance(now);
-        for slot in Slot::all() {
+        for slot in Slot::numbers() {
             if self.has(node, slot) {
                 self.touch(slot);
             }

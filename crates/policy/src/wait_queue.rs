@@ -31,6 +31,13 @@ impl<W> Default for WaitQueues<W> {
     }
 }
 
+/// A wait on its way to the queue of another slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitState<W> {
+    reissued: Option<W>,
+    at_node: Option<W>,
+}
+
 /// Whether a recalled wait may be sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn<W> {
@@ -93,6 +100,22 @@ impl<W: Copy> WaitQueues<W> {
         self.on_ended(slot, ticket)
     }
 
+    /// Removes a wait whose keys are in another slot now. Returns its state for [`Self::put`], and the wait that may be
+    /// sent next.
+    pub fn take(&mut self, slot: Slot, ticket: u64) -> (WaitState<W>, Option<W>) {
+        let state = WaitState {
+            reissued: self.reissued.remove(&(slot, ticket)),
+            at_node: self.at_nodes.remove(&(slot, ticket)),
+        };
+        (state, self.first(slot))
+    }
+
+    /// Adds a wait with its state in the queue of another slot. Its ticket keeps its place among the other tickets.
+    pub fn put(&mut self, slot: Slot, ticket: u64, state: WaitState<W>) {
+        self.reissued.extend(state.reissued.map(|whose| ((slot, ticket), whose)));
+        self.at_nodes.extend(state.at_node.map(|whose| ((slot, ticket), whose)));
+    }
+
     /// Removes the waits for which `gone` returns true. Returns the waits that may be sent next, one per slot.
     pub fn forget(&mut self, gone: impl Fn(W) -> bool) -> Vec<W> {
         self.reissued.retain(|_, whose| !gone(*whose));
@@ -122,6 +145,20 @@ mod tests {
 
     fn slot() -> Slot {
         Slot::new(7).expect("a slot")
+    }
+
+    #[test]
+    fn a_wait_keeps_its_place_in_the_queue_of_another_slot() {
+        let other = Slot::new(9).expect("a slot");
+        let mut queues = WaitQueues::default();
+        assert!(queues.enter(slot(), 1, "a") && queues.enter(other, 2, "b"));
+        let (state, next) = queues.take(slot(), 1);
+        assert_eq!(next, None);
+        queues.put(other, 1, state);
+        // The later wait is recalled before the earlier one is sent again.
+        queues.reissue(other, 1, "a");
+        assert_eq!(queues.on_ended(other, 1), Some("a"));
+        assert_eq!(queues.turn(other, 1), Turn::After(vec!["b"]));
     }
 
     /// State of a wait in the model.

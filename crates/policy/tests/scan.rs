@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use switchyard_policy::scan::{Pass, Position, Scans};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, crc16_slot};
+use switchyard_policy::topology::{AdoptionGoal, MoveId, NodeId, Rule, RuleSet, Slot, Stage, Topology, Transit};
 
 fn name(number: u16) -> String {
     format!("127.0.0.1:{}", 7000 + number)
@@ -26,6 +26,8 @@ enum InjectedBug {
     Direction,
     /// A scan ends after its first pass.
     OnePass,
+    /// The start and the end of an adoption of rules are not observed.
+    Adoptions,
 }
 
 const KEYS: usize = 120;
@@ -59,8 +61,8 @@ impl Leg {
         (self.transit.move_id, 0)
     }
 
-    fn takes(&self, key: &Arc<[u8]>) -> bool {
-        self.slots.contains(&crc16_slot(key)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
+    fn takes(&self, topology: &Topology, key: &Arc<[u8]>) -> bool {
+        self.slots.contains(&topology.slot_of(key)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
     }
 }
 
@@ -91,7 +93,8 @@ impl World {
         let names: Vec<String> = (0..3).map(name).collect();
         let topology = Arc::new(Topology::even(&names).expect("three nodes"));
         let keys: BTreeMap<Arc<[u8]>, NodeId> = (0..KEYS)
-            .map(|i| format!("{{{}}}{i}", i % 40).into_bytes().into())
+            .map(|i| if i % 3 == 0 { format!("{{{}}}{i}", i % 40) } else { format!("t{}:{i}", i % 40) })
+            .map(|key| key.into_bytes().into())
             .map(|key: Arc<[u8]>| (key.clone(), topology.lives_at(&key)))
             .collect();
         Self {
@@ -124,12 +127,16 @@ impl World {
     }
 
     fn begin_leg(&mut self) {
+        if self.topology.is_adopting() {
+            return self.begin_leg_of_adoption();
+        }
         let nodes: Vec<NodeId> = self.topology.nodes().map(|node| node.id).collect();
         let source = nodes[self.random.below(nodes.len())];
         let target = nodes[self.random.below(nodes.len())];
         let is_free = |slot: Slot| !self.legs.iter().any(|leg| leg.slots.contains(&slot));
         let keys_only = self.random.one_in(3);
-        let mut keys: Vec<Arc<[u8]>> = self.keys.keys().filter(|key| is_free(crc16_slot(key))).cloned().collect();
+        let mut keys: Vec<Arc<[u8]>> =
+            self.keys.keys().filter(|key| is_free(self.topology.slot_of(key))).cloned().collect();
         keys.retain(|key| {
             if keys_only { self.topology.lives_at(key) == source } else { self.topology.owner_of(key) == source }
         });
@@ -138,7 +145,7 @@ impl World {
         if source == target || keys.is_empty() {
             return;
         }
-        let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| self.topology.slot_of(key)).collect();
         let move_id = MoveId(self.next_move);
         self.next_move += 1;
         let transit = Transit { move_id, source, target, stage: Stage::Moving { leg: 0 }, keys_only };
@@ -152,6 +159,63 @@ impl World {
         self.observe();
     }
 
+    /// Begins an adoption of other rules, or changes its goal.
+    fn adopt(&mut self) {
+        let next = if self.topology.is_adopting() {
+            let goal = if self.random.one_in(3) { AdoptionGoal::Present } else { AdoptionGoal::Next };
+            self.topology.with_adoption_goal(goal)
+        } else {
+            let rule = |keys: &str| Rule { keys: vec![keys.to_owned()], tag: None };
+            let rules = [vec![], vec![rule("t{x}:*")], vec![rule("t{x}:5"), rule("t{x}:*")]];
+            let rules = rules[self.random.below(3)].clone();
+            self.topology.with_adoption(RuleSet::new(rules).expect("valid rules"))
+        };
+        self.topology = Arc::new(next.expect("no leg is in progress"));
+        self.observe_rules();
+    }
+
+    fn observe_rules(&mut self) {
+        if self.planted != InjectedBug::Adoptions {
+            self.observe();
+        }
+    }
+
+    /// Begins a leg of some passages with keys, or ends the adoption if these have arrived.
+    fn begin_leg_of_adoption(&mut self) {
+        let used: BTreeSet<Slot> = self.keys.keys().map(|key| self.topology.slot_of(key)).collect();
+        let left = self.topology.adoption_moves();
+        let Some((first, target)) = left.iter().find(|(slot, _)| used.contains(slot)).copied() else {
+            if self.legs.is_empty() {
+                let empty = left
+                    .iter()
+                    .fold((*self.topology).clone(), |topology, (slot, node)| topology.handed_over(&[*slot], *node));
+                self.topology = Arc::new(empty.with_adoption_ended().expect("all keys have arrived"));
+                self.observe_rules();
+            }
+            return;
+        };
+        let source = self.topology.owner(first);
+        let is_one = |(slot, node): &&(Slot, NodeId)| {
+            used.contains(slot) && *node == target && self.topology.owner(*slot) == source
+        };
+        let most = 1 + self.random.below(4);
+        let slots: Vec<Slot> = left.iter().filter(is_one).map(|(slot, _)| *slot).take(most).collect();
+        if slots.iter().any(|slot| self.topology.transit(*slot).is_some()) {
+            return;
+        }
+        let move_id = MoveId(self.next_move);
+        self.next_move += 1;
+        let transit = Transit { move_id, source, target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+        self.legs.push(Leg { transit, slots, keys: None, goes_back: false });
+        self.topology = Arc::new(self.mark(&self.topology));
+        self.observe();
+    }
+
+    /// Whether a key moves with its slot, or is named by the leg.
+    fn is_of_slot_owner(&self, leg: &Leg, key: &Arc<[u8]>) -> bool {
+        leg.keys.is_some() || self.topology.placement_override(key).is_none()
+    }
+
     /// Moves up to `most` keys of a leg in its direction. Returns whether none is left.
     fn move_keys(&mut self, leg: usize, most: usize) -> bool {
         let leg = &self.legs[leg];
@@ -163,7 +227,7 @@ impl World {
         let there: Vec<Arc<[u8]>> = self
             .keys
             .iter()
-            .filter(|(key, node)| **node == from && leg.takes(key))
+            .filter(|(key, node)| **node == from && leg.takes(&self.topology, key) && self.is_of_slot_owner(leg, key))
             .map(|(key, _)| key.clone())
             .collect();
         for key in there.iter().take(most) {
@@ -226,8 +290,10 @@ impl World {
         }
         let alone: Vec<Arc<[u8]>> =
             self.topology.placement_overrides().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
-        let slots: Vec<Slot> = Slot::all().filter(|slot| self.topology.owner(*slot) == node).collect();
-        for (keys, slots) in [(Some(alone.clone()), alone.iter().map(|key| crc16_slot(key)).collect()), (None, slots)] {
+        let slots: Vec<Slot> = self.topology.slots().filter(|slot| self.topology.owner(*slot) == node).collect();
+        for (keys, slots) in
+            [(Some(alone.clone()), alone.iter().map(|key| self.topology.slot_of(key)).collect()), (None, slots)]
+        {
             let move_id = MoveId(self.next_move);
             self.next_move += 1;
             let transit = Transit {
@@ -254,8 +320,9 @@ impl World {
                 & (BUCKETS - 1)
         };
         let wanted = self.scans.wanted(at).cloned();
-        let is_given =
-            |key: &[u8]| wanted.as_ref().is_none_or(|wanted| wanted.has(crc16_slot(key))) && bucket(key) == at.inner;
+        let is_given = |key: &[u8]| {
+            wanted.as_ref().is_none_or(|wanted| wanted.has(self.topology.slot_of(key))) && bucket(key) == at.inner
+        };
         let found: Vec<Arc<[u8]>> = self
             .keys
             .iter()
@@ -319,7 +386,8 @@ impl World {
                     self.observe();
                 }
             }
-            7 if self.random.one_in(6) => self.change_nodes(),
+            7 if self.random.one_in(6) && !self.topology.is_adopting() => self.change_nodes(),
+            9 if self.legs.is_empty() && self.random.one_in(3) => self.adopt(),
             8 if self.random.one_in(6) => {
                 let nodes: Vec<NodeId> = self.seeds.keys().copied().collect();
                 let node = nodes[self.random.below(nodes.len())];
@@ -374,9 +442,14 @@ fn no_key_present_throughout_is_missed() {
 
 #[test]
 fn planted_bugs_are_found() {
-    for planted in
-        [InjectedBug::Changes, InjectedBug::Turns, InjectedBug::Restarts, InjectedBug::Direction, InjectedBug::OnePass]
-    {
+    for planted in [
+        InjectedBug::Changes,
+        InjectedBug::Turns,
+        InjectedBug::Restarts,
+        InjectedBug::Direction,
+        InjectedBug::OnePass,
+        InjectedBug::Adoptions,
+    ] {
         let found = (1..=300).find(|seed| run(*seed, planted).1 > 0);
         assert!(found.is_some(), "{planted:?} is not found");
     }

@@ -152,7 +152,7 @@ fn invalid_parts_are_refused() {
         let ranges: Vec<_> = ranges.iter().map(|&(id, from, to)| (NodeId(id), from..=to)).collect();
         Topology::from_parts(1, two(), ranges, 2)
     };
-    assert_eq!(ranges(&[(0, 0, 16384)]), Err(PartsError::BadRange(0..=16384)));
+    assert_eq!(ranges(&[(0, 0, 32768)]), Err(PartsError::BadRange(0..=32768)));
     let backwards = RangeInclusive::new(9, 8);
     assert_eq!(ranges(&[(0, 9, 8)]), Err(PartsError::BadRange(backwards)));
     assert_eq!(ranges(&[(2, 0, 16383)]), Err(PartsError::UnknownOwner { range: 0..=16383, owner: NodeId(2) }));

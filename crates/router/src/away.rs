@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use switchyard_policy::eject::Elsewhere;
 use switchyard_policy::migration::Fingerprinter;
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
+use switchyard_policy::topology::{NodeId, SLOT_NUMBERS, Slot};
 
 use crate::lock::lock;
 
@@ -29,7 +29,7 @@ impl Away {
     /// its data.
     pub(crate) fn new(node: NodeId, process: Option<&str>, fingerprints: Fingerprinter) -> Self {
         let elsewhere = Arc::new(Mutex::new(Elsewhere::new(process)));
-        Self { node, slots: [false; SLOT_COUNT].into(), fingerprints, elsewhere }
+        Self { node, slots: [false; SLOT_NUMBERS].into(), fingerprints, elsewhere }
     }
 
     /// Returns the record with more slots. `process`: as in [`Away::new`].

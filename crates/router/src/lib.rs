@@ -702,11 +702,17 @@ impl Router {
         self.shared.routing().topology.only_node().is_some()
     }
 
+    /// Number of the placement rules, and whether an adoption is in progress: the checks of libraries depend on both.
+    pub fn rules_in_force(&self) -> (u64, bool) {
+        let topology = &self.shared.routing().topology;
+        (topology.ruled().map_or(0, |ruled| ruled.number()), topology.is_adopting())
+    }
+
     /// Returns a function library as it must be stored, with or without the router's check. `None` if it already is,
     /// `Err` with a reason if it cannot be.
     pub fn renewed_library(&self, code: &[u8]) -> Option<Result<Vec<u8>, String>> {
         let routing = self.shared.routing();
-        lua::renewed_library(code, routing.required_library_form(), &routing.commands)
+        lua::renewed_library(code, &routing.required_library_form(), &routing.commands)
     }
 
     /// Commands that only work because there is a single node.

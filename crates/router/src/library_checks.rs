@@ -30,7 +30,7 @@ type WaitingClient = (usize, Handle, u32);
 
 /// Adds the check to the libraries of FUNCTION LOAD and RESTORE. `None` for other commands, or without checks.
 pub(crate) fn checked_libraries(routing: &RoutingSnapshot, name: &str, args: &Args<'_>) -> Checked {
-    let checked = |code: &[u8]| wrapped_library(code, &routing.commands);
+    let checked = |code: &[u8]| wrapped_library(code, &routing.commands, routing.topology.ruled());
     let (place, with) = match name {
         _ if !routing.checks_scripts() => return Ok(None),
         "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !routing.topology.placement().is_crc16() => {

@@ -21,9 +21,10 @@ mod syntax;
 use std::sync::Arc;
 
 use sha1::{Digest, Sha1};
+use switchyard_policy::topology::{Placement, Ruled};
 use switchyard_resp::command::CommandTable;
 
-use prelude::{HARMLESS, NOT_UNDERSTOOD, OF_LIBRARY};
+use prelude::{HARMLESS, NOT_UNDERSTOOD, library_prelude, without_library_prelude};
 
 /// Result of the analysis of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,7 +42,7 @@ const GLOBALS: &str = "ARGV KEYS _VERSION assert bit cjson cmsgpack collectgarba
      rawequal rawget rawset redis select server setmetatable string struct table tonumber tostring type unpack xpcall";
 
 /// Length and SHA-1 of the preludes that older routers put before libraries.
-const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
+const OLDER_PRELUDES: [(usize, [u8; 20]); 4] = [
     (
         3051,
         [
@@ -54,6 +55,13 @@ const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
         [
             0x57, 0x9e, 0x2f, 0x11, 0x1c, 0x37, 0x04, 0x8e, 0x90, 0x72, 0xc7, 0x89, 0xd7, 0x58, 0xa0, 0x4f, 0x5d, 0xf3,
             0x03, 0xfd,
+        ],
+    ),
+    (
+        8540,
+        [
+            0x85, 0x32, 0xae, 0x24, 0x5c, 0x28, 0xdc, 0xb7, 0x96, 0x7b, 0x8e, 0x09, 0x59, 0x37, 0x31, 0xb7, 0xf9, 0x95,
+            0x9e, 0x0d,
         ],
     ),
     (
@@ -75,16 +83,36 @@ fn split_shebang(body: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// Undeclared keys that a script may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum UndeclaredKeys {
-    /// Keys in the slot of a declared key, as in Redis Cluster.
-    Slot,
+    /// Keys in the slot of a declared key, as in Redis Cluster; with placement rules, keys with an equal tag.
+    Slot(Option<Arc<Ruled>>),
     /// None: with ketama, script authors cannot know the slots of keys.
     Nothing,
 }
 
+impl UndeclaredKeys {
+    /// Returns the undeclared keys that scripts may use under a placement.
+    pub(crate) fn under(placement: &Placement) -> Self {
+        match placement {
+            Placement::Crc16 => Self::Slot(None),
+            Placement::Ruled(ruled) => Self::Slot(Some(Arc::clone(ruled))),
+            Placement::Continuum(_) => Self::Nothing,
+        }
+    }
+
+    /// Whether these are the same keys, for certain.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Slot(Some(one)), Self::Slot(Some(another))) => Arc::ptr_eq(one, another),
+            (Self::Slot(None), Self::Slot(None)) | (Self::Nothing, Self::Nothing) => true,
+            _ => false,
+        }
+    }
+}
+
 /// Analyses a script or a library.
-pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -> Verdict {
+pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: &UndeclaredKeys) -> Verdict {
     let refused = |why: &str| Verdict::Refused(format!("ERR Switchyard does not run this script: {why}").into());
     let (shebang, text) = split_shebang(body);
     let engine = shebang.split(u8::is_ascii_whitespace).next().unwrap_or_default();
@@ -121,25 +149,29 @@ pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3
 }
 
 /// Returns a library with a check of all calls of its functions. `Err` has the reason for a refusal.
-pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u8>, Arc<str>> {
+pub(crate) fn wrapped_library(
+    code: &[u8],
+    table: &CommandTable,
+    rules: Option<&Arc<Ruled>>,
+) -> Result<Vec<u8>, Arc<str>> {
     let code = unwrapped_library(code).unwrap_or_else(|| code.to_vec());
-    match analyse(&code, table, UndeclaredKeys::Slot) {
+    match analyse(&code, table, &UndeclaredKeys::Slot(rules.cloned())) {
         Verdict::Refused(why) => Err(why),
         Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => Ok(with_prelude(&code, "do return end ").concat()),
-        _ => Ok(with_prelude(&code, &OF_LIBRARY).concat()),
+        _ => Ok(with_prelude(&code, &library_prelude(rules)).concat()),
     }
 }
 
-/// Whether a library, as stored by a node, has the router's check.
+/// Whether a library, as stored by a node, has the router's check, for any rules.
 pub fn is_wrapped_library(code: &[u8]) -> bool {
-    split_shebang(code).1.starts_with(OF_LIBRARY.as_bytes())
+    without_library_prelude(split_shebang(code).1).is_some()
 }
 
 /// Required form of libraries at nodes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum LibraryForm {
-    /// Restricted by the router's check.
-    Checked,
+    /// Restricted by the router's check, for these rules.
+    Checked(Option<Arc<Ruled>>),
     /// Unchanged: a single node has all keys.
     Plain,
     /// Either form.
@@ -150,15 +182,19 @@ pub(crate) enum LibraryForm {
 /// impossible.
 pub(crate) fn renewed_library(
     code: &[u8],
-    wanted: LibraryForm,
+    wanted: &LibraryForm,
     table: &CommandTable,
 ) -> Option<Result<Vec<u8>, String>> {
+    let checked = |rules: Option<&Arc<Ruled>>| Some(wrapped_library(code, table, rules).map_err(|why| why.to_string()));
     match wanted {
         LibraryForm::Plain => unwrapped_library(code).map(Ok),
-        _ if is_wrapped_library(code) => None,
-        // Includes preludes of older routers.
-        LibraryForm::Any if unwrapped_library(code).is_none() => None,
-        LibraryForm::Any | LibraryForm::Checked => Some(wrapped_library(code, table).map_err(|why| why.to_string())),
+        LibraryForm::Checked(rules) => {
+            let has_it = split_shebang(code).1.starts_with(library_prelude(rules.as_ref()).as_bytes());
+            if has_it { None } else { checked(rules.as_ref()) }
+        }
+        // Renews preludes of older routers.
+        LibraryForm::Any if is_wrapped_library(code) || unwrapped_library(code).is_none() => None,
+        LibraryForm::Any => checked(None),
     }
 }
 
@@ -167,8 +203,7 @@ pub(crate) fn unwrapped_library(code: &[u8]) -> Option<Vec<u8>> {
     let (shebang, text) = split_shebang(code);
     let of_older =
         |(len, sha): &(usize, [u8; 20])| text.get(..*len).is_some_and(|front| Sha1::digest(front)[..] == sha[..]);
-    let rest = text
-        .strip_prefix(OF_LIBRARY.as_bytes())
+    let rest = without_library_prelude(text)
         .or_else(|| OLDER_PRELUDES.iter().find(|older| of_older(older)).and_then(|(len, _)| text.get(*len..)))?;
     Some([shebang, rest].concat())
 }
@@ -178,7 +213,7 @@ mod tests {
     use super::*;
 
     fn judged(text: &str) -> &'static str {
-        match analyse(text.as_bytes(), &CommandTable::builtin(), UndeclaredKeys::Slot) {
+        match analyse(text.as_bytes(), &CommandTable::builtin(), &UndeclaredKeys::Slot(None)) {
             Verdict::Proved => "proved",
             Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => "not understood",
             Verdict::Wrapped(_) => "wrapped",
@@ -332,7 +367,7 @@ mod tests {
     fn preludes_are_one_line_and_removable() {
         let table = CommandTable::builtin();
         for script in ["return redis.call('GET','x')", "local r = redis return r.call('GET', getmetatable(''))"] {
-            let Verdict::Wrapped(prelude) = analyse(script.as_bytes(), &table, UndeclaredKeys::Slot) else {
+            let Verdict::Wrapped(prelude) = analyse(script.as_bytes(), &table, &UndeclaredKeys::Slot(None)) else {
                 panic!("{script}")
             };
             assert!(!prelude.contains('\n'));
@@ -340,23 +375,23 @@ mod tests {
             // Valid by this parser. Tests with real servers check the rest.
             assert!(syntax::read(prelude.as_bytes(), &table).is_some(), "{prelude}");
         }
-        assert!(!OF_LIBRARY.contains('\n'));
-        assert!(syntax::read(OF_LIBRARY.as_bytes(), &table).is_some());
+        assert!(!library_prelude(None).contains('\n'));
+        assert!(syntax::read(library_prelude(None).as_bytes(), &table).is_some());
         let library = b"#!lua name=x\nredis.register_function('f', function() return 1 end)";
-        let wrapped = wrapped_library(library, &table).expect("allowed");
+        let wrapped = wrapped_library(library, &table, None).expect("allowed");
         assert!(wrapped.starts_with(b"#!lua name=x\nlocal redis=") && is_wrapped_library(&wrapped));
-        assert_eq!(wrapped_library(&wrapped, &table).as_deref(), Ok(&wrapped[..]));
+        assert_eq!(wrapped_library(&wrapped, &table, None).as_deref(), Ok(&wrapped[..]));
         assert_eq!(unwrapped_library(&wrapped).as_deref(), Some(&library[..]));
         assert_eq!(unwrapped_library(library), None);
-        assert!(wrapped_library(b"#!lua name=x\n_G.x()", &table).is_err());
+        assert!(wrapped_library(b"#!lua name=x\n_G.x()", &table, None).is_err());
     }
 
     #[test]
     fn a_prelude_in_another_place_is_no_check() {
         let table = CommandTable::builtin();
-        let evil = format!("#!lua name=x\nlocal r = redis --[==[ \n{} ]==]", *OF_LIBRARY);
+        let evil = format!("#!lua name=x\nlocal r = redis --[==[ \n{} ]==]", library_prelude(None));
         assert!(!is_wrapped_library(evil.as_bytes()));
-        let wrapped = wrapped_library(evil.as_bytes(), &table).expect("it is Lua");
+        let wrapped = wrapped_library(evil.as_bytes(), &table, None).expect("it is Lua");
         assert_eq!(unwrapped_library(&wrapped).as_deref(), Some(evil.as_bytes()), "checked as a whole");
     }
 
@@ -368,7 +403,7 @@ mod tests {
         let code = [front, older, back].concat();
         assert!(!is_wrapped_library(code.as_bytes()));
         assert_eq!(unwrapped_library(code.as_bytes()), Some([front, back].concat().into_bytes()));
-        let wrapped = wrapped_library(code.as_bytes(), &table).expect("allowed");
-        assert_eq!(wrapped, wrapped_library([front, back].concat().as_bytes(), &table).expect("allowed"));
+        let wrapped = wrapped_library(code.as_bytes(), &table, None).expect("allowed");
+        assert_eq!(wrapped, wrapped_library([front, back].concat().as_bytes(), &table, None).expect("allowed"));
     }
 }

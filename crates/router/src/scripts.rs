@@ -20,6 +20,8 @@ pub(crate) struct Script {
     pub(crate) verdict: Verdict,
     /// Hash of the text that nodes execute. Equal to `sha` if that is the script itself.
     pub(crate) wrapped_sha: [u8; 40],
+    /// Undeclared keys that the verdict permits.
+    pub(crate) beside: UndeclaredKeys,
 }
 
 /// Returns the SHA-1 of a text in parts, in hexadecimal digits.
@@ -36,8 +38,8 @@ pub(crate) fn sha_of(parts: &[&[u8]]) -> [u8; 40] {
 
 impl Script {
     pub(crate) fn analyse(body: &[u8], sha: [u8; 40], table: &CommandTable, beside: UndeclaredKeys) -> Self {
-        let verdict = analyse(body, table, beside);
-        let mut script = Self { body: body.into(), sha, verdict, wrapped_sha: sha };
+        let verdict = analyse(body, table, &beside);
+        let mut script = Self { body: body.into(), sha, verdict, wrapped_sha: sha, beside };
         if matches!(script.verdict, Verdict::Wrapped(_)) {
             script.wrapped_sha = sha_of(&script.wrapped());
         }
@@ -81,7 +83,17 @@ const SCRIPTS_BYTES_MAX: usize = 64 << 20;
 
 impl Scripts {
     pub(crate) fn store(&mut self, script: &Arc<Script>) {
-        if self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX && self.by_client_sha(&script.sha).is_none() {
+        let known = self.by_client_sha(&script.sha).cloned();
+        if known.as_ref().is_some_and(|known| known.beside.is_same(&script.beside)) {
+            return;
+        }
+        // A variant for earlier placement rules is no longer sent.
+        if let Some(old) = known {
+            self.bytes -= old.bytes();
+            self.by_sha.remove(&old.wrapped_sha);
+            self.by_sha.remove(&old.sha);
+        }
+        if self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX {
             self.bytes += script.bytes();
             self.by_sha.insert(script.wrapped_sha, script.clone());
             self.by_sha.insert(script.sha, script.clone());
@@ -123,7 +135,7 @@ mod tests {
         };
         for number in 0..100 {
             let body = text(number);
-            scripts.store(&Arc::new(Script::analyse(&body, sha_of(&[&body]), &table, UndeclaredKeys::Slot)));
+            scripts.store(&Arc::new(Script::analyse(&body, sha_of(&[&body]), &table, UndeclaredKeys::Slot(None))));
             assert!(scripts.bytes <= SCRIPTS_BYTES_MAX);
         }
         let mut kept: Vec<&Arc<Script>> = scripts.by_sha.values().collect();

@@ -81,7 +81,7 @@ impl RoutingSnapshot {
     /// Returns the form of libraries that nodes must store.
     pub(crate) fn required_library_form(&self) -> LibraryForm {
         match self.live.check_scripts {
-            true if self.checks_scripts() => LibraryForm::Checked,
+            true if self.checks_scripts() => LibraryForm::Checked(self.topology.ruled().cloned()),
             true => LibraryForm::Plain,
             false => LibraryForm::Any,
         }

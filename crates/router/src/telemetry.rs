@@ -10,7 +10,7 @@ use std::time::Instant;
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::telemetry::{Board, Counts, HotNode, Weights};
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
+use switchyard_policy::topology::{NodeId, SLOT_NUMBERS, Slot};
 
 use crate::lock::lock;
 
@@ -50,7 +50,7 @@ impl Default for SharedBoard {
         let inner = Inner {
             board: Board::new(Weights::default()),
             counts: BTreeMap::new(),
-            slots: vec![SlotCount::default(); SLOT_COUNT],
+            slots: vec![SlotCount::default(); SLOT_NUMBERS],
             since: Instant::now(),
         };
         Self { fingerprints: Fingerprinter::new(half(0) << 64 | half(1)), inner: Mutex::new(inner) }

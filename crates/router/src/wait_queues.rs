@@ -90,6 +90,17 @@ impl WaitQueues {
         lock(self.shard(ticket.slot)).on_blocked(ticket.slot, ticket.number)
     }
 
+    /// Moves a command to the queue of the slot that its keys have now. Returns its new place.
+    pub(crate) fn place_anew(&self, ticket: Ticket, slot: Slot, mailboxes: &Mailboxes) -> Ticket {
+        if slot == ticket.slot {
+            return ticket;
+        }
+        let (state, next) = lock(self.shard(ticket.slot)).take(ticket.slot, ticket.number);
+        lock(self.shard(slot)).put(slot, ticket.number, state);
+        notify(next, mailboxes);
+        Ticket { slot, number: ticket.number }
+    }
+
     /// Removes a finished command.
     pub(crate) fn leave(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).leave(ticket.slot, ticket.number);

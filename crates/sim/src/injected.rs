@@ -62,6 +62,10 @@ pub enum Bug {
     OverrideForgotten,
     /// A move of a slot also takes keys with placement overrides.
     OverrideTaken,
+    /// An adoption of rules ends before all passages have arrived.
+    AdoptionEndedEarly,
+    /// During an adoption of rules, workers use the slots without rules.
+    OldSlotsServed,
     /// A transaction is executed although the watching connection was lost or the key has moved.
     WatchForgotten,
     /// A transaction goes to the node that watched its key.
@@ -168,6 +172,8 @@ impl Planted {
         Self::Around(Bug::DoubleReadOfAnyProcess),
         Self::Around(Bug::OverrideForgotten),
         Self::Around(Bug::OverrideTaken),
+        Self::Around(Bug::AdoptionEndedEarly),
+        Self::Around(Bug::OldSlotsServed),
         Self::Around(Bug::WatchForgotten),
         Self::Around(Bug::WatchStays),
         Self::Around(Bug::WatchReturns),

@@ -93,6 +93,8 @@ pub struct Scenario {
     pub full_disk: u64,
     /// Nothing can be written to the router's disk.
     pub broken_disk: u64,
+    /// An adoption of placement rules begins before a move.
+    pub adoptions: u64,
     /// Workers.
     pub workers: u64,
     /// Workers keep hot copies.
@@ -133,6 +135,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("forgetful", include_str!("../scenarios/forgetful.txt")),
     ("stop-and-copy", include_str!("../scenarios/stop-and-copy.txt")),
     ("exceptions", include_str!("../scenarios/exceptions.txt")),
+    ("adoptions", include_str!("../scenarios/adoptions.txt")),
     ("watch", include_str!("../scenarios/watch.txt")),
     ("given-up", include_str!("../scenarios/given-up.txt")),
     ("lost", include_str!("../scenarios/lost.txt")),
@@ -213,6 +216,7 @@ impl Scenario {
             parts: 0,
             full_disk: 0,
             broken_disk: 0,
+            adoptions: 0,
             workers: 2,
             hot: 0,
             slow_fills: 0,
@@ -278,6 +282,7 @@ impl Scenario {
                 "full-disk" => (&mut scenario.full_disk, 1000),
                 "broken-disk" => (&mut scenario.broken_disk, 1000),
                 "parts" => (&mut scenario.parts, 1000),
+                "adoptions" => (&mut scenario.adoptions, 1000),
                 "workers" => (&mut scenario.workers, 4),
                 "hot" => (&mut scenario.hot, 1000),
                 "slow-fills" => (&mut scenario.slow_fills, 1000),
@@ -312,6 +317,12 @@ impl Scenario {
         }
         if scenario.think < 10 {
             return Err(ScenarioError { line: 0, what: "think must be at least 10".to_owned() });
+        }
+        if scenario.adoptions > 0 && (scenario.movers > 1 || scenario.overrides > 0 || scenario.hot > 0) {
+            return Err(ScenarioError {
+                line: 0,
+                what: "rules are adopted with one mover, without exceptions and hot keys".to_owned(),
+            });
         }
         if scenario.databases > 1 && scenario.parts > 0 {
             return Err(ScenarioError { line: 0, what: "big keys are in one database".to_owned() });

@@ -13,7 +13,7 @@ use switchyard_policy::migration::{
     Committed, Decision, Fingerprint, Key, KeyLookup, Legs, Waits, Wanted, is_late, moved, observed,
 };
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, crc16_slot};
+use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology};
 
 use crate::injected::{Bug, Planted, is_injected};
 use crate::node::{Cmd, KeyIx, Op, Reply};
@@ -214,7 +214,7 @@ impl Worker {
         planted: Option<Planted>,
     ) -> Option<usize> {
         let topology = if is_moving { self.view.moved() } else { &self.view.topology };
-        if undeclared && keys.clone().any(|key| topology.has_override(crc16_slot(key))) {
+        if undeclared && keys.clone().any(|key| topology.has_override(topology.slot_of(key))) {
             return None;
         }
         if is_injected(planted, Bug::OverrideForgotten) {
@@ -229,8 +229,9 @@ impl Worker {
     /// Returns the node of a key for its hot copies. `None` while the key moves.
     pub(crate) fn place_of_copies(&self, key: &[u8], serves_observed: bool) -> Option<NodeId> {
         let topology = &self.view.topology;
-        let stays =
-            topology.transit(crc16_slot(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
+        let stays = topology
+            .transit(topology.slot_of(key))
+            .is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
         stays.then(|| topology.lives_at(key))
     }
 

@@ -234,10 +234,15 @@ impl World {
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
         let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
-        let names: Vec<Key> =
-            (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        // Rules are for names without a hash tag. Without rules each of these has a slot of its own.
+        let name = |number: u64| match scenario.adoptions {
+            0 => format!("{{{}}}{number}", tag(number)),
+            _ => format!("{}--{number}", tag(number)),
+        };
+        let names: Vec<Key> = (0..scenario.keys).map(|number| Key::from(name(number).into_bytes())).collect();
         let keys: Vec<Key> = (0..scenario.databases).flat_map(|_| names.clone()).collect();
-        let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| crc16_slot(key)).collect();
+        let of_tags = if scenario.adoptions > 0 { scenario.keys } else { scenario.slots };
+        let mut slots: Vec<Slot> = keys.iter().take(of_tags as usize).map(|key| crc16_slot(key)).collect();
         slots.sort_unstable();
         let names = ["0".to_owned(), "1".to_owned()];
         let mut map = Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0));

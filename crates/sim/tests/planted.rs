@@ -130,6 +130,7 @@ fn each_planted_bug_is_found_within_twenty_thousand_seeds() {
     let (hot, hot_rough) = (named(&["hot"]), named(&["hot-rough"]));
     let (hot_moves, hot_returns) = (named(&["hot-moves"]), named(&["hot-returns"]));
     let precopy = named(&["precopy", "precopy-forgetful"]);
+    let adoptions = named(&["adoptions"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // Other scenarios have no WATCH.
@@ -142,6 +143,8 @@ fn each_planted_bug_is_found_within_twenty_thousand_seeds() {
         let of_copies = |bugs: &[Bug]| matches!(planted, Planted::Around(bug) if bugs.contains(bug));
         let scenarios = if of_watches {
             &watch
+        } else if of_copies(&[Bug::AdoptionEndedEarly, Bug::OldSlotsServed]) {
+            &adoptions
         } else if of_copies(HOT) {
             &hot
         } else if of_copies(HOT_ROUGH) {

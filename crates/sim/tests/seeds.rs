@@ -119,6 +119,11 @@ fn exceptions() {
 }
 
 #[test]
+fn adoptions_of_rules() {
+    clean("adoptions", SEEDS);
+}
+
+#[test]
 fn given_up() {
     clean("given-up", SEEDS);
 }

@@ -229,7 +229,7 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
     }
     let mut slots_to: Vec<(NodeId, Vec<Slot>)> = Vec::new();
     let mut keys_to: BTreeMap<(MoveId, u32), (NodeId, &Scope, Vec<Slot>)> = BTreeMap::new();
-    for slot in Slot::all() {
+    for slot in Slot::numbers() {
         let Some(transit) = topology.transit(slot) else { continue };
         let Stage::Moving { leg } = transit.stage else { continue };
         let view = legs.get(&(transit.move_id, leg));

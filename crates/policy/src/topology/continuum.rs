@@ -11,7 +11,8 @@
 use std::fmt;
 
 use super::hashes::{Hash, md5_words};
-use super::{MAX_NODES, SLOT_COUNT, Slot, slot};
+use super::slot::{self, slot_at};
+use super::{MAX_NODES, SLOT_COUNT, Slot};
 
 /// Maximum slots of a new continuum, so that an [overlay](super::Overlay) finds free numbers.
 pub const FIRST_SLOTS_MAX: usize = SLOT_COUNT / 2;
@@ -414,12 +415,6 @@ fn by_server(arcs: &Arcs, servers: usize) -> (Table, Vec<u16>) {
         homes.extend(std::iter::repeat_n(server as u16, count));
     }
     (Table::new(arcs.points.clone(), slots), homes)
-}
-
-/// Slot of a number known to be below [`SLOT_COUNT`].
-pub(super) fn slot_at(number: usize) -> Slot {
-    debug_assert!(number < SLOT_COUNT, "a slot has a number");
-    Slot::new(number as u16).unwrap_or(Slot::FIRST)
 }
 
 /// Sorts servers as nutcracker does: by length of the name first.

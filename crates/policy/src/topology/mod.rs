@@ -12,6 +12,9 @@ mod overlay;
 mod overrides;
 mod place;
 mod placement;
+mod presets;
+mod ruled;
+mod rules;
 mod slot;
 mod transit;
 
@@ -27,7 +30,10 @@ pub use overlay::Overlay;
 pub use overrides::{EXCEPTION_BYTES_MAX, OVERRIDES_MAX, TooManyOverrides};
 pub use place::{MAX_NODES, OverlaidTopology, OverlayError, PartsError, PlaceError, Placed};
 pub use placement::{OtherPlacement, Placement};
-pub use slot::{SLOT_COUNT, Slot, crc16_slot};
+pub use presets::{PRESETS, Preset};
+pub use ruled::{ADOPTION_OWNERS_MAX, AdoptionError, AdoptionGoal, Ruled, StoredRules, StoredRulesError};
+pub use rules::{CaptureEnd, PATTERN_BYTES_MAX, PATTERNS_MAX, Pattern, Rule, RuleError, RuleMatch, RuleSet};
+pub use slot::{SLOT_COUNT, SLOT_NUMBERS, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// Node id. Constant within a state directory and never reused, so it is valid as an array index (see
@@ -60,7 +66,8 @@ pub struct Topology {
     placement: Placement,
     /// By id.
     nodes: Vec<Node>,
-    owners: Box<[NodeId; SLOT_COUNT]>,
+    /// By slot. Passages that are not in use have [`slot::UNUSED_OWNER`].
+    owners: Box<[NodeId; SLOT_NUMBERS]>,
     /// Id of the next node; above all ids ever used. 65536: none is left.
     next_id: u32,
     /// Slots in transit; `None` if there are none.
@@ -100,7 +107,7 @@ impl Topology {
 
     /// Slots that can have keys, in order. The other numbers are free; their owners have no meaning.
     pub fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + Clone + use<> {
-        (0..self.placement.slots()).map(continuum::slot_at)
+        (0..self.placement.slots()).map(slot::slot_at)
     }
 
     /// Owner of a slot.
@@ -191,9 +198,10 @@ impl Topology {
         ranges(self.in_use())
     }
 
-    /// All slots as maximal ranges of one owner, in order, for [`Topology::from_parts`]. Includes free numbers.
+    /// The slots of Redis Cluster, and passages in use, as maximal ranges of one owner, in order, for
+    /// [`Topology::from_parts`]. Includes free numbers.
     pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
-        ranges(&self.owners[..])
+        ranges(&self.owners[..self.placement.slots().max(SLOT_COUNT)])
     }
 }
 

@@ -8,7 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use super::continuum::{Arcs, Distribution, Table, in_order, slot_at};
+use super::continuum::{Arcs, Distribution, Table, in_order};
+use super::slot::slot_at;
 use super::{Continuum, ContinuumError, NodeId, SLOT_COUNT, Server, Slot};
 
 /// A continuum after the application of another server list.

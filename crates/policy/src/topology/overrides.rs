@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::{NodeId, PartsError, SLOT_COUNT, Slot, Topology};
+use super::{NodeId, PartsError, SLOT_NUMBERS, Slot, Topology};
 
 /// Maximum placement overrides of a topology.
 pub const OVERRIDES_MAX: usize = 65_536;
@@ -19,7 +19,7 @@ pub const OVERRIDES_MAX: usize = 65_536;
 /// Maximum total size of their names, in bytes.
 pub const EXCEPTION_BYTES_MAX: usize = 16 << 20;
 
-const WORDS: usize = SLOT_COUNT / 64;
+const WORDS: usize = SLOT_NUMBERS / 64;
 
 /// Slots per page.
 const PAGE: usize = 128;
@@ -44,7 +44,7 @@ type Page = [Option<Keys>; PAGE];
 pub(super) struct PlacementOverrides {
     /// One bit per slot.
     marked: Box<[u64; WORDS]>,
-    pages: Box<[Option<Arc<Page>>; SLOT_COUNT / PAGE]>,
+    pages: Box<[Option<Arc<Page>>; SLOT_NUMBERS / PAGE]>,
     /// Number of keys by node; entries are above 0.
     counts: BTreeMap<NodeId, usize>,
     /// Total size of all names.
@@ -55,7 +55,7 @@ impl PlacementOverrides {
     fn new() -> Self {
         Self {
             marked: Box::new([0; WORDS]),
-            pages: Box::new([const { None }; SLOT_COUNT / PAGE]),
+            pages: Box::new([const { None }; SLOT_NUMBERS / PAGE]),
             counts: BTreeMap::new(),
             bytes: 0,
         }
@@ -219,7 +219,7 @@ impl Topology {
             topology.overrides.as_ref().and_then(|overrides| overrides.pages[number].clone())
         };
         let mut changes = Vec::new();
-        for number in 0..SLOT_COUNT / PAGE {
+        for number in 0..SLOT_NUMBERS / PAGE {
             let (now, then) = (page(self, number), page(earlier, number));
             if now.as_ref().zip(then.as_ref()).is_some_and(|(now, then)| Arc::ptr_eq(now, then)) {
                 continue;

@@ -8,7 +8,10 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::{Continuum, ContinuumError, Node, NodeId, Overlay, Placement, SLOT_COUNT, Server, Slot, Topology};
+use super::slot::UNUSED_OWNER;
+use super::{
+    Continuum, ContinuumError, Node, NodeId, Overlay, Placement, SLOT_COUNT, SLOT_NUMBERS, Server, Slot, Topology,
+};
 
 /// Maximum nodes of a topology.
 pub const MAX_NODES: usize = 1024;
@@ -242,7 +245,7 @@ impl Topology {
             names.iter().enumerate().map(|(i, name)| Node { id: NodeId(i as u16), name: name.clone() }).collect();
         let mut by_name: Vec<&Node> = nodes.iter().collect();
         by_name.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
+        let mut owners = Box::new([UNUSED_OWNER; SLOT_NUMBERS]);
         for (i, node) in by_name.iter().enumerate() {
             let start = i * SLOT_COUNT / by_name.len();
             let end = (i + 1) * SLOT_COUNT / by_name.len();
@@ -262,7 +265,7 @@ impl Topology {
             .map(|(id, server)| Node { id, name: server.name.clone() })
             .collect();
         let numbers: BTreeMap<&str, NodeId> = nodes.iter().map(|node| (node.name.as_str(), node.id)).collect();
-        let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
+        let mut owners = Box::new([UNUSED_OWNER; SLOT_NUMBERS]);
         for (slot, owner) in Slot::all().zip(owners.iter_mut()) {
             *owner =
                 continuum.home(slot).and_then(|home| numbers.get(home.name.as_str())).copied().unwrap_or(NodeId(0));
@@ -415,9 +418,9 @@ impl Topology {
         if next_id > ID_END {
             return Err(PartsError::NextId { next_id });
         }
-        let mut owners: Vec<Option<NodeId>> = vec![None; SLOT_COUNT];
+        let mut owners: Vec<Option<NodeId>> = vec![None; SLOT_NUMBERS];
         for (owner, range) in ranges {
-            if range.is_empty() || usize::from(*range.end()) >= SLOT_COUNT {
+            if range.is_empty() || usize::from(*range.end()) >= SLOT_NUMBERS {
                 return Err(PartsError::BadRange(range));
             }
             if !numbers.contains(&owner) {
@@ -429,9 +432,12 @@ impl Topology {
                 }
             }
         }
-        let mut map = Box::new([NodeId(0); SLOT_COUNT]);
+        let mut map = Box::new([UNUSED_OWNER; SLOT_NUMBERS]);
         for (slot, owner) in owners.into_iter().enumerate() {
-            map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
+            map[slot] = match owner {
+                None if slot >= SLOT_COUNT => UNUSED_OWNER,
+                owner => owner.ok_or(PartsError::NotOwned(slot as u16))?,
+            };
         }
         Ok(Self { epoch, placement: Placement::Crc16, nodes, owners: map, next_id, marks: None, overrides: None })
     }

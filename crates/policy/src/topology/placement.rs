@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Continuum, SLOT_COUNT, Scheme, Slot, crc16_slot, slot};
+use super::{Continuum, RuleSet, Ruled, SLOT_COUNT, Scheme, Slot, crc16_slot, slot};
 
 /// Mapping from keys to slots.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -15,25 +15,51 @@ pub enum Placement {
     /// As in Redis Cluster: CRC16 of the key or its hash tag, 16,384 slots.
     #[default]
     Crc16,
+    /// As CRC16, with hash tags by rules for keys without a tag.
+    Ruled(Arc<Ruled>),
     /// As in twemproxy: a place on a continuum of servers.
     Continuum(Arc<Continuum>),
 }
 
 impl Placement {
-    /// Slot of a key or channel.
+    /// Placement of a fleet with its first rule set, which may be empty.
+    #[must_use]
+    pub fn by_rules(rules: RuleSet) -> Self {
+        if rules.is_empty() { Self::Crc16 } else { Self::Ruled(Arc::new(Ruled::first(rules))) }
+    }
+
+    /// Slot of a key.
     #[inline]
     #[must_use]
     pub fn slot_of(&self, key: &[u8]) -> Slot {
         match self {
             Self::Crc16 => crc16_slot(key),
+            Self::Ruled(ruled) => ruled.slot_of(key),
             Self::Continuum(continuum) => continuum.slot_of(key),
         }
     }
 
-    /// The part of a key that determines its slot, if not the whole key.
+    /// Slot of a sharded channel. Rules are for keys only.
     #[must_use]
-    pub fn hash_tag<'k>(&self, key: &'k [u8]) -> Option<&'k [u8]> {
+    pub fn slot_of_channel(&self, channel: &[u8]) -> Slot {
+        match self {
+            Self::Crc16 | Self::Ruled(_) => crc16_slot(channel),
+            Self::Continuum(continuum) => continuum.slot_of(channel),
+        }
+    }
+
+    /// Whether the slot of a key never changes.
+    #[inline]
+    #[must_use]
+    pub const fn is_constant(&self) -> bool {
+        matches!(self, Self::Crc16)
+    }
+
+    /// The hash tag of a key, or its tag by a rule: what determines its slot, if not the whole key.
+    #[must_use]
+    pub fn hash_tag<'k>(&'k self, key: &'k [u8]) -> Option<&'k [u8]> {
         let part = match self {
+            Self::Ruled(ruled) => return ruled.tag(key),
             Self::Crc16 => slot::tagged_part(key, b'{', b'}'),
             Self::Continuum(continuum) => continuum.hashed_part(key),
         };
@@ -47,15 +73,16 @@ impl Placement {
     pub fn slots(&self) -> usize {
         match self {
             Self::Crc16 => SLOT_COUNT,
+            Self::Ruled(ruled) => ruled.slots(),
             Self::Continuum(continuum) => continuum.slots(),
         }
     }
 
-    /// Whether slots are those of Redis Cluster, so that keys with a common hash tag share one.
+    /// Whether slots are those of Redis Cluster, with or without rules, so that keys with a common hash tag share one.
     #[inline]
     #[must_use]
     pub const fn is_crc16(&self) -> bool {
-        matches!(self, Self::Crc16)
+        !matches!(self, Self::Continuum(_))
     }
 
     /// Checks that the placement is this scheme, or CRC16 (`None`).
@@ -71,7 +98,7 @@ impl Placement {
     #[must_use]
     pub const fn continuum(&self) -> Option<&Arc<Continuum>> {
         match self {
-            Self::Crc16 => None,
+            Self::Crc16 | Self::Ruled(_) => None,
             Self::Continuum(continuum) => Some(continuum),
         }
     }

@@ -5,10 +5,22 @@
 //! of 256 entries, 4 KiB, which stay in the first-level cache) rather than one as in Redis, and so does the search for
 //! the brace. Hardware carry-less multiplication would need `unsafe` and is faster only for keys far longer than usual.
 
-/// Number of slots; a power of two.
+use super::NodeId;
+
+/// Number of slots of Redis Cluster; a power of two.
 pub const SLOT_COUNT: usize = 16384;
 
-/// A hash slot: a number below [`SLOT_COUNT`].
+/// Number of slot numbers; a power of two. Those from [`SLOT_COUNT`] are passages: keys have them only during an
+/// adoption of rules ([`super::Ruled`]).
+pub const SLOT_NUMBERS: usize = 2 * SLOT_COUNT;
+
+/// Number of passages.
+pub(super) const PASSAGES: usize = SLOT_NUMBERS - SLOT_COUNT;
+
+/// Owner, without meaning, of passages that are not in use.
+pub(super) const UNUSED_OWNER: NodeId = NodeId(0);
+
+/// A hash slot: a number below [`SLOT_NUMBERS`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct Slot(u16);
@@ -17,7 +29,7 @@ impl TryFrom<u16> for Slot {
     type Error = String;
 
     fn try_from(number: u16) -> Result<Self, String> {
-        Self::new(number).ok_or_else(|| format!("{number} is no slot: there are {SLOT_COUNT}"))
+        Self::new(number).ok_or_else(|| format!("{number} is no slot: there are {SLOT_NUMBERS}"))
     }
 }
 
@@ -31,18 +43,18 @@ impl Slot {
     /// The lowest slot.
     pub const FIRST: Self = Self(0);
 
-    /// Slot with this number, if below [`SLOT_COUNT`].
+    /// Slot with this number, if below [`SLOT_NUMBERS`].
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {
-        if (number as usize) < SLOT_COUNT { Some(Self(number)) } else { None }
+        if (number as usize) < SLOT_NUMBERS { Some(Self(number)) } else { None }
     }
 
-    /// Index into an array of [`SLOT_COUNT`] elements.
+    /// Index into an array of [`SLOT_NUMBERS`] elements.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
         // The mask has no effect on the value; it lets the compiler omit bounds checks for such arrays.
-        (self.0 & MASK) as usize
+        (self.0 & (SLOT_NUMBERS as u16 - 1)) as usize
     }
 
     /// Slot number.
@@ -52,9 +64,21 @@ impl Slot {
         self.0
     }
 
-    /// All slots in order.
+    /// Whether this is a passage: keys have such slots only during an adoption of rules.
+    #[inline]
+    #[must_use]
+    pub const fn is_passage(self) -> bool {
+        self.index() >= SLOT_COUNT
+    }
+
+    /// All slots of Redis Cluster in order.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..SLOT_COUNT as u16).map(Self)
+    }
+
+    /// All slot numbers in order, with those of passages.
+    pub fn numbers() -> impl Iterator<Item = Self> {
+        (0..SLOT_NUMBERS as u16).map(Self)
     }
 }
 
@@ -64,7 +88,24 @@ impl Slot {
 #[inline]
 #[must_use]
 pub fn crc16_slot(key: &[u8]) -> Slot {
-    Slot(crc16(tagged_part(key, b'{', b'}')) & MASK)
+    part_slot(tagged_part(key, b'{', b'}'))
+}
+
+/// Slot of the part of a key that determines it.
+#[inline]
+pub(super) fn part_slot(part: &[u8]) -> Slot {
+    Slot(crc16(part) & MASK)
+}
+
+/// Slot of a number known to be below [`SLOT_NUMBERS`].
+pub(super) fn slot_at(number: usize) -> Slot {
+    debug_assert!(number < SLOT_NUMBERS, "a slot has a number");
+    Slot::new(number as u16).unwrap_or(Slot::FIRST)
+}
+
+/// Passage with this number, below [`PASSAGES`].
+pub(super) fn passage(number: usize) -> Slot {
+    slot_at(SLOT_COUNT + number)
 }
 
 const MASK: u16 = SLOT_COUNT as u16 - 1;
@@ -85,7 +126,7 @@ pub(super) fn tagged_part(key: &[u8], open: u8, close: u8) -> &[u8] {
 /// Position of the first `byte`. The test of eight bytes at once finds the lowest match exactly. The borrow of the
 /// subtraction may flag higher bytes wrongly, which does not matter.
 #[inline]
-fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
+pub(super) fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;
     let pattern = ONES * u64::from(byte);
@@ -247,10 +288,11 @@ mod tests {
 
     #[test]
     fn numbers_of_slots() {
-        assert_eq!(Slot::new(16383).map(Slot::index), Some(16383));
-        assert_eq!(Slot::new(16384), None);
-        assert_eq!(Slot::all().count(), SLOT_COUNT);
-        assert!(Slot::all().all(|slot| slot.index() == usize::from(slot.number())));
+        assert_eq!(Slot::new(16384).map(Slot::index), Some(16384));
+        assert_eq!(Slot::new(32767).map(Slot::index), Some(32767));
+        assert_eq!(Slot::new(32768), None);
+        assert_eq!((Slot::all().count(), Slot::numbers().count()), (SLOT_COUNT, SLOT_NUMBERS));
+        assert!(Slot::numbers().all(|slot| slot.index() == usize::from(slot.number())));
     }
 
     proptest! {

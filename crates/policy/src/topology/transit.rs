@@ -4,7 +4,7 @@
 //! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the hand-over. The node of each
 //! *key* is known to `migration`.
 
-use super::{NodeId, SLOT_COUNT, Slot, Topology};
+use super::{NodeId, SLOT_NUMBERS, Slot, Topology};
 
 /// Move id. Never reused within a state directory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -40,7 +40,7 @@ pub struct Transit {
 /// The slots in transit: per slot 0, or an index into `transits` plus one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Marks {
-    by_slot: Box<[u8; SLOT_COUNT]>,
+    by_slot: Box<[u8; SLOT_NUMBERS]>,
     transits: Vec<Transit>,
 }
 
@@ -94,7 +94,7 @@ impl Topology {
         &self,
         transits: impl IntoIterator<Item = (Transit, &'s [Slot])>,
     ) -> Result<Self, TooManyTransits> {
-        let mut by_slot = Box::new([0_u8; SLOT_COUNT]);
+        let mut by_slot = Box::new([0_u8; SLOT_NUMBERS]);
         let mut all = Vec::new();
         for (transit, slots) in transits {
             if slots.is_empty() {

@@ -280,6 +280,23 @@ impl Command {
         }
     }
 
+    /// Returns the option of a SORT whose pattern shares the slot of the sorted key only if the slot of that key is
+    /// determined by its whole name.
+    #[must_use]
+    pub fn sorts_by_whole_name(&self, args: &Args<'_>) -> Option<&'static str> {
+        if !matches!(self.keys, Keys::Sort { .. }) || hash_tag(args.get(1)?).is_some() {
+            return None;
+        }
+        (2..args.len().saturating_sub(1)).find_map(|index| {
+            let option = match args.get(index)? {
+                option if is_option(option, b"by") => "BY",
+                option if is_option(option, b"get") => "GET",
+                _ => return None,
+            };
+            args.get(index + 1)?.contains(&b'*').then_some(option)
+        })
+    }
+
     /// Appends the indexes of the key arguments to `out`. Repeated keys are not removed.
     ///
     /// After [`KeyError::Incomplete`], `out` contains the keys received so far; after other errors its additions are

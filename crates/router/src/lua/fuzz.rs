@@ -14,9 +14,13 @@ static TABLE: LazyLock<CommandTable> = LazyLock::new(CommandTable::builtin);
 /// # Panics
 /// If one of these is wrong.
 pub fn lua(body: &[u8]) {
-    let verdict = analyse(body, &TABLE, UndeclaredKeys::Slot);
-    assert_eq!(analyse(&[body, b"\n"].concat(), &TABLE, UndeclaredKeys::Slot), verdict, "with one more line end");
-    match (&verdict, analyse(body, &TABLE, UndeclaredKeys::Nothing)) {
+    let verdict = analyse(body, &TABLE, &UndeclaredKeys::Slot(None));
+    assert_eq!(
+        analyse(&[body, b"\n"].concat(), &TABLE, &UndeclaredKeys::Slot(None)),
+        verdict,
+        "with one more line end"
+    );
+    match (&verdict, analyse(body, &TABLE, &UndeclaredKeys::Nothing)) {
         (Verdict::Wrapped(_), Verdict::Wrapped(stricter)) => {
             for prelude in [prelude_of(&verdict), Some(&*stricter)].into_iter().flatten() {
                 assert!(!prelude.contains('\n'), "lines of errors would change");
@@ -28,8 +32,8 @@ pub fn lua(body: &[u8]) {
         (verdict, other) => assert_eq!(*verdict, other, "undeclared keys only affect the check"),
     }
     let original = unwrapped_library(body).unwrap_or_else(|| body.to_vec());
-    let verdict = analyse(&original, &TABLE, UndeclaredKeys::Slot);
-    let wrapped = wrapped_library(body, &TABLE);
+    let verdict = analyse(&original, &TABLE, &UndeclaredKeys::Slot(None));
+    let wrapped = wrapped_library(body, &TABLE, None);
     assert_eq!(wrapped.is_err(), matches!(verdict, Verdict::Refused(_)));
     // No server stores a library that registers nothing, or one without a line end after its first line.
     let is_stored = prelude_of(&verdict) != Some(NOT_UNDERSTOOD) && original.contains(&b'\n');
@@ -37,7 +41,7 @@ pub fn lua(body: &[u8]) {
         && is_stored
     {
         assert_eq!(unwrapped_library(&wrapped), Some(original));
-        assert_eq!(wrapped_library(&wrapped, &TABLE), Ok(wrapped), "wrapped twice");
+        assert_eq!(wrapped_library(&wrapped, &TABLE, None), Ok(wrapped), "wrapped twice");
     }
 }
 

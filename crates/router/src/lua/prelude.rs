@@ -6,8 +6,9 @@
 //! since Redis 6.2.7 and 7.0; functions used by every call are held in locals nevertheless.
 
 use std::fmt::Write as _;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
+use switchyard_policy::topology::{CaptureEnd, Pattern, Ruled};
 use switchyard_resp::command::{CommandTable, Keys};
 
 use super::UndeclaredKeys;
@@ -24,11 +25,10 @@ pub(super) const HARMLESS: &str = "log sha1hex error_reply status_reply setresp 
 /// that determines its slot. `D` checks a key; `h` is its probable index in `K`. An error is a table since Redis 7.0,
 /// and a text before: older nodes would drop the message of a table. The presence of `acl_check_cmd` distinguishes
 /// them.
-const KEYS: [&str; 3] = [
+const KEYS: [&str; 4] = [
     "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
-    local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
-    local function A(k) local a=F(k,'{',1,true) if a then local b=F(k,'}',a+1,true) if b and b>a+1 then return L(k,a+1,b-1) end end return k end;\
-    local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
+    local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;",
+    "local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
     if c>=65536 then c=x(c,69665) end end end return c%16384 end;\
     local function D(k,h) if k~=nil and K[h or 1]==k then return end local t=T(k) if t=='number' then \
     if k%1~=0 or k>=1e15 or k<=-1e15 or k==0 and 1/k<0 then X('the script names a key by a number that not every server writes alike') end \
@@ -38,6 +38,90 @@ const KEYS: [&str; 3] = [
     if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end ",
     "X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;",
 ];
+
+/// Start of `A`: returns the hash tag in the name, if any.
+const OWN_TAG: &str =
+    "local function A(k) local a=F(k,'{',1,true) if a then local b=F(k,'}',a+1,true) if b and b>a+1 then ";
+
+/// Returns the definition of `A`. During an adoption of rules, its results are equal if the tags by both sets are equal,
+/// so that the keys share a slot. `S` knows no passages, so `D` does not compare slots then.
+fn tag_function(rules: Option<&Ruled>) -> String {
+    let mut out = OWN_TAG.to_owned();
+    match rules.map(|ruled| (ruled.rules(), ruled.adoption())) {
+        Some((present, Some((next, _)))) => {
+            out.push_str("local t=L(k,a+1,b-1) return #t..':'..t..t end end local x,y=k,k ");
+            for (name, set) in [("x", present), ("y", next)] {
+                out.push_str("repeat ");
+                set.patterns()
+                    .iter()
+                    .for_each(|pattern| match_of(pattern, |tag| format!("{name}={tag} break"), &mut out));
+                out.push_str("until true ");
+            }
+            out.push_str("return #x..':'..x..y end;");
+        }
+        found => {
+            out.push_str("return L(k,a+1,b-1) end end ");
+            for pattern in found.iter().flat_map(|(set, _)| set.patterns()) {
+                match_of(pattern, |tag| format!("return {tag}"), &mut out);
+            }
+            out.push_str("return k end;");
+        }
+    }
+    out
+}
+
+/// Appends the test of a pattern. `found` formats the statement for a match, given the expression of the tag.
+fn match_of(pattern: &Pattern, found: impl Fn(&str) -> String, out: &mut String) {
+    let Pattern { prefix, capture, suffix, is_open, tag, .. } = pattern;
+    let quoted = |bytes: &[u8]| {
+        let digits = bytes.iter().fold(String::new(), |all, byte| match byte {
+            b if b.is_ascii_alphanumeric() => all + &char::from(*b).to_string(),
+            b => all + &format!("\\{b:03}"),
+        });
+        format!("'{digits}'")
+    };
+    let (start, length) = (quoted(prefix), prefix.len());
+    let _ = match capture {
+        None if *is_open => write!(out, "if L(k,1,{length})=={start} then {} end ", found(&quoted(tag))),
+        None => write!(out, "if k=={start} then {} end ", found(&quoted(tag))),
+        Some(end) => {
+            let byte = quoted(suffix.get(..1).unwrap_or_default());
+            let end = match end {
+                CaptureEnd::Name => "local e=#r+1 ".to_owned(),
+                CaptureEnd::First => format!("local e=F(r,{byte},1,true) "),
+                CaptureEnd::Last => {
+                    format!("local e,f=nil,F(r,{byte},1,true) while f do e=f f=F(r,{byte},f+1,true) end ")
+                }
+            };
+            let fits = if *is_open {
+                format!("L(r,e,e+{})=={}", suffix.len() as i64 - 1, quoted(suffix))
+            } else {
+                format!("L(r,e)=={}", quoted(suffix))
+            };
+            write!(
+                out,
+                "if L(k,1,{length})=={start} then local r=L(k,{}) {end}if e and e>1 and {fits} then local c=L(r,1,e-1) \
+                 local f=F(c,'}}',1,true) if f then c=L(c,1,f-1) end if c~='' then {} end end end ",
+                length + 1,
+                found("c")
+            )
+        }
+    };
+}
+
+/// Returns the check of keys.
+fn key_check(beside: &UndeclaredKeys) -> String {
+    let [refusals, declared, undeclared, end] = KEYS;
+    match beside {
+        UndeclaredKeys::Nothing => [refusals, declared, end].concat(),
+        UndeclaredKeys::Slot(rules) => {
+            let rules = rules.as_deref();
+            let (by_tag, by_slot) = undeclared.split_at(undeclared.find("if K[1]").unwrap_or(undeclared.len()));
+            let by_slot = if rules.is_some_and(|ruled| ruled.adoption().is_some()) { "" } else { by_slot };
+            [refusals, &tag_function(rules), declared, by_tag, by_slot, end].concat()
+        }
+    }
+}
 
 /// Start of the check of a call. `I` finds the entry of a command, in the format of [`entry`]; `U` checks an unlisted
 /// command.
@@ -70,7 +154,8 @@ const OTHERS: [(&str, &str); 7] = [
         "S",
         "if e=='S' then D(a[1]) for i=2,n-1 do local w=W(a[i]) if w=='store' then D(a[i+1]) elseif w=='by' or w=='get' then \
          local p=a[i+1] local t=T(p)=='string' and F(p,'*',1,true) if t then p=L(p,1,t-1) \
-         if A(p)==p then X('the script sorts by a pattern whose keys may be in any slot') end D(p) end end end return end ",
+         local a=F(p,'{',1,true) local b=a and F(p,'}',a+1,true) \
+         if not b or b==a+1 then X('the script sorts by a pattern whose keys may be in any slot') end D(p) end end end return end ",
     ),
     (
         "G",
@@ -173,15 +258,13 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
 }
 
 /// Returns the prelude of a script.
-pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: UndeclaredKeys) -> String {
+pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
         "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
     );
     out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
-    for part in KEYS.into_iter().filter(|part| beside == UndeclaredKeys::Slot || *part != KEYS[1]) {
-        out.push_str(part);
-    }
+    out.push_str(&key_check(beside));
     let any = facts.redis_escapes || facts.calls_any;
     if any {
         out.push_str(&CALLS_ANY);
@@ -217,15 +300,15 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: Un
     out
 }
 
-/// Prelude of function libraries. Constant, so that checked libraries are recognized by it. `K` has the keys of the
-/// running call. While a library is loaded, it has nearly no globals, so the functions are resolved at the first call.
+/// Prelude of function libraries before and after the check of keys, which depends on the rules. Otherwise constant, so
+/// that checked libraries are recognized by it. `K` has the keys of the running call. While a library is loaded, it has nearly no globals, so the functions are resolved at the first call.
 /// From then on `redis` is read-only, with its members in `H`.
 ///
 /// A caller of the result of `G` chooses which keys count as declared, so it is passed only to the server. A table with
 /// a callback is copied field by field, because tables cannot be iterated while a library is loaded. Servers ignore the
 /// case of fields; mixed spellings are dropped.
-pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
-    format!(
+pub(super) static OF_LIBRARY: LazyLock<[String; 2]> = LazyLock::new(|| {
+    let text = format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
          local P,H={{}},{{call=c,pcall=p,{ACL_CHECK_CMD}}} \
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
@@ -237,7 +320,7 @@ pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
          P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
          P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}\
          local rawset=(function() local r=redis return function(t,...) if t==r then error('Attempt to modify a readonly table',0) end return rawset(t,...) end end)() ",
-        KEYS.concat(),
+        KEY_CHECK,
         *JUDGES_ALL,
         *LISTED,
         guard("H[n] or "),
@@ -245,5 +328,24 @@ pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
             "(function() local g,t=getmetatable,type return function(...) ",
             "(function() return function(...) local g,t=getmetatable,type "
         )
-    )
+    );
+    let (before, after) = text.split_once(KEY_CHECK).unwrap_or((&text, ""));
+    [before.to_owned(), after.to_owned()]
 });
+
+/// Place of the check of keys in the prelude of libraries.
+const KEY_CHECK: &str = "\0";
+
+/// Returns the prelude of function libraries.
+pub(super) fn library_prelude(rules: Option<&Arc<Ruled>>) -> String {
+    let [before, after] = &*OF_LIBRARY;
+    [before.as_str(), &key_check(&UndeclaredKeys::Slot(rules.cloned())), after.as_str()].concat()
+}
+
+/// Removes the prelude of function libraries, for any rules.
+pub(super) fn without_library_prelude(text: &[u8]) -> Option<&[u8]> {
+    let [before, after] = &*OF_LIBRARY;
+    let rest = text.strip_prefix(before.as_bytes())?;
+    let end = memchr::memmem::find(rest, after.as_bytes())? + after.len();
+    rest.get(end..)
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
-use switchyard_policy::topology::{SLOT_COUNT, Slot};
+use switchyard_policy::topology::{SLOT_NUMBERS, Slot};
 use switchyard_resp::reply;
 
 use super::connection::{error_text, field};
@@ -146,7 +146,7 @@ impl Mover {
         slots: impl IntoIterator<Item = Slot>,
         mut with: impl FnMut(&mut Self, u32, Vec<Key>) -> Result<(), MoverExit>,
     ) -> Result<(), MoverExit> {
-        let mut is_ours = vec![false; SLOT_COUNT];
+        let mut is_ours = vec![false; SLOT_NUMBERS];
         slots.into_iter().for_each(|slot| is_ours[slot.index()] = true);
         for database in self.databases_in_use()? {
             let mut cursor = b"0".to_vec();
@@ -259,7 +259,8 @@ impl Mover {
     /// Returns libraries of the source that may use undeclared keys, with their checked code.
     fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, MoverExit> {
         let routing = self.shared.routing();
-        if routing.required_library_form() != LibraryForm::Checked {
+        let form = routing.required_library_form();
+        if !matches!(form, LibraryForm::Checked(_)) {
             return Ok(Vec::new());
         }
         // Before Redis 7.0 this is an error.
@@ -269,7 +270,7 @@ impl Mover {
                 reply::elements(library).map(|field| reply::text(field).unwrap_or_default()).collect();
             let of =
                 |name: &[u8]| fields.iter().position(|field| *field == name).and_then(|at| fields.get(at + 1).copied());
-            let checked = renewed_library(of(b"library_code")?, LibraryForm::Checked, &routing.commands)?;
+            let checked = renewed_library(of(b"library_code")?, &form, &routing.commands)?;
             Some((String::from_utf8_lossy(of(b"library_name").unwrap_or_default()).into_owned(), checked))
         };
         Ok(if reply::is_error(&list) { Vec::new() } else { reply::elements(&list).filter_map(unchecked).collect() })

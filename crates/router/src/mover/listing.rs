@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Goal, Key, Side, is_temporary};
-use switchyard_policy::topology::SLOT_COUNT;
+use switchyard_policy::topology::SLOT_NUMBERS;
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 
@@ -101,7 +101,7 @@ impl Mover {
         let was_refused = self.sizes_are_refused();
         let databases = self.databases_in_use()?;
         let mut pass = Pass {
-            is_ours: vec![false; SLOT_COUNT],
+            is_ours: vec![false; SLOT_NUMBERS],
             source: Walk::new(&databases),
             target: Walk::new(&databases),
             pages: Vec::new(),

@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{SLOT_COUNT, Slot};
+use switchyard_policy::topology::{SLOT_NUMBERS, Slot};
 
 /// Slots per part.
 const PART_SLOTS: usize = 64;
@@ -71,8 +71,8 @@ impl Part {
 impl Spool {
     /// Creates an empty spool. The directory is created when it is needed.
     pub(super) fn new(directory: PathBuf) -> Self {
-        let parts = (0..SLOT_COUNT / PART_SLOTS).map(|_| Part::default()).collect();
-        Self { directory, parts, bytes: 0, memory_max: MEMORY_MAX, try_again_at: None, counts: vec![0; SLOT_COUNT] }
+        let parts = (0..SLOT_NUMBERS / PART_SLOTS).map(|_| Part::default()).collect();
+        Self { directory, parts, bytes: 0, memory_max: MEMORY_MAX, try_again_at: None, counts: vec![0; SLOT_NUMBERS] }
     }
 
     /// Adds a key of a slot. If writes fail, keys stay in memory, up to twice the normal limit.
@@ -130,7 +130,7 @@ impl Spool {
     /// Drops keys to stay within the memory limit when writes fail. Returns their slots.
     fn drop_largest_parts(&mut self) -> BTreeSet<Slot> {
         let mut slots = BTreeSet::new();
-        let every = vec![true; SLOT_COUNT];
+        let every = vec![true; SLOT_NUMBERS];
         while self.bytes > 2 * self.memory_max {
             let Some(part) = self.parts.iter_mut().max_by_key(|part| part.bytes) else { break };
             let mut note = |slot, _: &[u8]| {
@@ -158,7 +158,7 @@ impl Spool {
     }
 
     pub(super) fn for_each(&self, slots: &[Slot], mut with: impl FnMut(Slot, &[u8])) -> io::Result<()> {
-        let mut wanted = vec![false; SLOT_COUNT];
+        let mut wanted = vec![false; SLOT_NUMBERS];
         for slot in slots {
             wanted[slot.index()] = true;
         }

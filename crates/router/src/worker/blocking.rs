@@ -48,7 +48,7 @@ use crate::slab::Handle;
 fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle) -> bool {
     let topology = &turn.routing().topology;
     match down.get(holder).and_then(|client| client.state::<Waiting>()) {
-        Some(waiting) if !topology.placement().is_crc16() => {
+        Some(waiting) if !topology.placement().is_constant() => {
             slots_by(turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
         _ => topology.transit(slot).is_some(),

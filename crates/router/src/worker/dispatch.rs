@@ -24,6 +24,7 @@ use super::forward::forward;
 use super::gather::{Aggregation, FanOut, Gathers};
 use super::hot_copies::{copied, copies_of};
 use super::invocation::Invocation;
+use super::keyed::find_routed_keys;
 use super::large::forward_large;
 use super::login::guarded;
 use super::monitor::gate_monitor;
@@ -195,7 +196,7 @@ impl Worker {
             None => {
                 let mut keys = std::mem::take(&mut self.cx.hooks.keys);
                 keys.clear();
-                let found = command.find_keys(args, &mut keys);
+                let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
                 let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.cx.hooks.keys = keys;
                 match (found, target) {

@@ -312,7 +312,7 @@ fn gives_again(turn: &Turn, node: NodeId) {
 
 /// Returns the node of a key. `None`: its slot is in transit. `slot`: its slot with CRC16, where slots are constant.
 fn lives_at(routing: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
-    let slot = if routing.topology.placement().is_crc16() { slot } else { routing.topology.slot_of(key) };
+    let slot = if routing.topology.placement().is_constant() { slot } else { routing.topology.slot_of(key) };
     routing.topology.transit(slot).is_none().then(|| routing.topology.lives_at(key))
 }
 
@@ -531,6 +531,8 @@ impl CommandHooks {
             if turn.routing().checks_scripts() && !command.name.starts_with("FCALL") {
                 match turn.routing().topology.placement() {
                     Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
+                    // The slot of a cacheable key may be that of an earlier rule set.
+                    Placement::Ruled(_) => found.push(GateId::of_node(node)),
                     // With ketama, a script uses only its declared keys, and the slot of a cacheable key may be from an
                     // earlier server list.
                     Placement::Continuum(_) => found.extend(

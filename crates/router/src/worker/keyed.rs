@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::MoveId;
-use switchyard_resp::command::{Command, Flags};
+use switchyard_policy::topology::{MoveId, Placement};
+use switchyard_resp::command::{Command, Flags, KeyError};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
@@ -138,6 +138,23 @@ pub(super) struct CommandHooks {
     pub(super) slow: SlowCommands,
     /// The current command is executed by the snapshot of moved keys.
     pub(super) detour: bool,
+}
+
+/// Finds the keys of a command that is routed by them. With placement rules, the name of a sorted key need not determine
+/// its slot.
+pub(super) fn find_routed_keys(
+    placement: &Placement,
+    command: &Command,
+    args: &Args<'_>,
+    out: &mut Vec<u32>,
+) -> Result<(), KeyError> {
+    command.find_keys(args, out)?;
+    match placement {
+        Placement::Ruled(_) => {
+            command.sorts_by_whole_name(args).map_or(Ok(()), |option| Err(KeyError::SortPattern(option)))
+        }
+        Placement::Crc16 | Placement::Continuum(_) => Ok(()),
+    }
 }
 
 impl CommandHooks {

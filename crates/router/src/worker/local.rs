@@ -465,7 +465,7 @@ impl Gathers {
         match subcommand.as_deref() {
             Some(
                 "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
-                | "AUTOMATION" | "AUTOSCALE",
+                | "AUTOMATION" | "AUTOSCALE" | "RULES",
             ) => {
                 return self.query_operator(turn, down, call);
             }
@@ -552,6 +552,8 @@ impl Gathers {
                     "    Whether the router moves keys and scales by itself; switch that on or off.",
                     "AUTOSCALE | AUTOSCALE SET-NODES <number> | AUTOSCALE PAUSE | AUTOSCALE RESUME",
                     "    Target number of nodes and the reasons; set it; pause or resume the autoscaler.",
+                    "RULES | RULES ADOPT [DRY-RUN] | RULES PAUSE | RULES RESUME | RULES ABANDON",
+                    "    Placement rules and their adoption; adopt the configured ones; pause, resume or abandon that.",
                     "ACCEPT <node>",
                     "    Serve a node that returned without its keys and is held; follow a server that claims to be its primary without proof.",
                     "SLOWLOG [<count>]",

@@ -337,6 +337,7 @@ impl Worker {
         self.cx.hooks.limit(&self.cx.turn);
         if self.cx.turn.routing().topology.placement() != before.topology.placement() {
             transactions::place_anew(&self.cx.turn, &mut self.cx.down);
+            reissued::place_anew(&self.cx.turn, &mut self.cx.down);
         }
         if self.cx.turn.routing().topology.epoch() != before.topology.epoch() {
             restamp_waiting(&mut self.cx);

@@ -162,8 +162,8 @@ impl CommandHooks {
     /// Whether all keys of a request in this slot are used at this node.
     pub(super) fn is_used_at(&self, turn: &Turn, slot: Slot, request: &[u8], node: NodeId) -> bool {
         let routing = self.routing_of_moved(turn);
-        // With ketama, the keys may now be in another slot than when the request arrived.
-        let is_known = routing.topology.placement().is_crc16();
+        // With ketama or rules, the keys may now be in another slot than when the request arrived.
+        let is_known = routing.topology.placement().is_constant();
         if is_known && !routing.topology.has_override(slot) {
             return routing.topology.owner(slot) == node;
         }

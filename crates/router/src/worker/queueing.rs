@@ -11,7 +11,7 @@ use super::command::parse;
 use super::downstreams::Downstreams;
 use super::flow::{Flow, abort_transaction};
 use super::invocation::Invocation;
-use super::keyed::CommandHooks;
+use super::keyed::{CommandHooks, find_routed_keys};
 use super::multi_local::answered;
 use super::multi_local::state::{QueuedScan, When};
 use super::pubsub::Kind;
@@ -167,7 +167,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
         Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
             let mut keys = std::mem::take(&mut hooks.keys);
             keys.clear();
-            let found = command.find_keys(args, &mut keys);
+            let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
             let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
             hooks.keys = keys;
             match (found, target) {

@@ -34,6 +34,7 @@ use super::downstreams::{Client, ClientEvent, Downstreams};
 use super::flow::Flow;
 use super::invocation::Invocation;
 use super::keyed::CommandHooks;
+use super::overrides::slots_by;
 use super::transit::place_again;
 use super::transit::state::Moving;
 use super::turn::Turn;
@@ -61,6 +62,18 @@ pub(super) enum WaitEnd {
     Lost,
     /// An error that a server returns as well.
     Error(Arc<str>),
+}
+
+/// After a change of the keys' slots at the same nodes: moves each wait to the queue of its keys' slot, where its ticket
+/// keeps its place.
+pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
+    let shared = turn.shared();
+    for handle in down.handles() {
+        let Some(waiting) = down.get_mut(handle).and_then(|client| client.state_mut::<Waiting>()) else { continue };
+        if let Some(slot) = slots_by(turn.routing(), waiting.request()).first() {
+            waiting.ticket = shared.wait_queues.place_anew(waiting.ticket, *slot, &shared.mailboxes);
+        }
+    }
 }
 
 impl WaitEnd {

@@ -176,17 +176,13 @@ impl CommandHooks {
 
     fn met(&mut self, turn: &Turn, body: &[u8], table: &CommandTable) -> &Arc<Script> {
         let hash = rapidhash::v3::rapidhash_v3(body);
-        if self.scripts_met.by_text.get(&hash).is_none_or(|script| *script.body != *body) {
+        let beside = UndeclaredKeys::under(turn.routing().topology.placement());
+        let fits = |script: &Script| *script.body == *body && script.beside.is_same(&beside);
+        if self.scripts_met.by_text.get(&hash).is_none_or(|script| !fits(script)) {
             let sha = sha_of(&[body]);
             // Texts with the same hash can be constructed.
-            let known =
-                lock(&turn.shared().scripts).by_client_sha(&sha).filter(|script| *script.body == *body).cloned();
+            let known = lock(&turn.shared().scripts).by_client_sha(&sha).filter(|script| fits(script)).cloned();
             // Analyzed without the lock: a text may be long.
-            let beside = if turn.routing().topology.placement().is_crc16() {
-                UndeclaredKeys::Slot
-            } else {
-                UndeclaredKeys::Nothing
-            };
             let script = known.unwrap_or_else(|| {
                 let script = Arc::new(Script::analyse(body, sha, table, beside));
                 lock(&turn.shared().scripts).store(&script);
@@ -198,9 +194,19 @@ impl CommandHooks {
     }
 
     fn met_by_sha(&mut self, turn: &Turn, sha: &[u8]) -> Option<&Arc<Script>> {
-        if self.scripts_met.named(sha).is_none() {
-            let script = lock(&turn.shared().scripts).by_client_sha(sha)?.clone();
-            self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
+        let beside = UndeclaredKeys::under(turn.routing().topology.placement());
+        match self.scripts_met.named(sha) {
+            Some(script) if script.beside.is_same(&beside) => {}
+            _ => {
+                let script = lock(&turn.shared().scripts).by_client_sha(sha)?.clone();
+                if script.beside.is_same(&beside) {
+                    self.scripts_met.remember(rapidhash::v3::rapidhash_v3(&script.body), &script);
+                } else {
+                    // The placement rules have changed since.
+                    let table = Arc::clone(&turn.routing().commands);
+                    self.met(turn, &script.body, &table);
+                }
+            }
         }
         self.scripts_met.named(sha)
     }

@@ -8,7 +8,7 @@
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, is_temporary};
 use switchyard_policy::telemetry::{AccessKind, Identity, KeyAccess, Recent, Segment};
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology};
+use switchyard_policy::topology::{NodeId, SLOT_NUMBERS, Slot, Topology};
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
@@ -83,7 +83,7 @@ struct Slots {
 
 impl Slots {
     fn new() -> Self {
-        Self { counts: vec![SlotCount::default(); SLOT_COUNT].into_boxed_slice(), used: Vec::new() }
+        Self { counts: vec![SlotCount::default(); SLOT_NUMBERS].into_boxed_slice(), used: Vec::new() }
     }
 
     fn note(&mut self, slot: Slot, used: KeyAccess) {

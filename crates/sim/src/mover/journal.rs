@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Kind, OpenLeg, OpenMove, Queue, Record, RecordGroup, Replay};
 use switchyard_policy::migration::{DriverEvent, Durability, Event, Outcome, Process};
-use switchyard_policy::topology::{MoveId, crc16_slot};
+use switchyard_policy::topology::MoveId;
 
 use super::staging::WorkerMessage;
 use super::{Fleet, Flush, Lane, List, SlotView, Stage};
@@ -401,7 +401,7 @@ impl World {
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
         let lane = self.lane_of(key);
         let m = &self.movers[lane];
-        let slot = crc16_slot(&self.keys[key]);
+        let slot = self.slot_of(key);
         let fingerprint = self.fleet.fingerprints.of(&self.keys[key]);
         let name = &self.keys[key];
         // Whether the move concerns this key, for a move of slots or of keys.

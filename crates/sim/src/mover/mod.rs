@@ -25,7 +25,7 @@ use switchyard_policy::migration::{
     BatchId, Begin, Driver, DriverEvent, Durability, Event, Fingerprinter, Key, LegOrder, LegView, Legs,
     MoveStateMachine, Outcome, Pace, Process, Protocol, Scope, Side,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
+use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage as SlotStage, Topology, Transit};
 
 use self::batches::{Batch, Late};
 use self::journal::Entry;
@@ -380,7 +380,7 @@ impl World {
             let is_moving = m.shown == SlotView::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::OverrideTaken) {
                 // Then workers assume that all keys are where their slot is.
-                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
+                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&self.fleet.map.slot_of(key)));
                 map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
             }
             let of_move = m.transits().into_iter().filter(|(stage, _)| {
@@ -391,6 +391,8 @@ impl World {
         }
         let transits: Vec<_> = transits.iter().map(|(transit, slots)| (*transit, &slots[..])).collect();
         let topology = if transits.is_empty() { map } else { map.with_transits(transits).expect("few") };
+        let topology =
+            if self.bug(Bug::OldSlotsServed) { topology.with_stored_placement(Placement::Crc16) } else { topology };
         View::new(self.fleet.epoch, topology, legs)
     }
 
@@ -488,7 +490,7 @@ impl World {
         let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);
         let scope = m.scope.as_ref().map(|scope| {
             let names = scope.iter().map(|key| self.keys[*key].clone());
-            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&crc16_slot(key))).collect();
+            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&self.fleet.map.slot_of(key))).collect();
             keys.sort_unstable();
             Arc::new(Scope::new(keys, self.fleet.fingerprints))
         });

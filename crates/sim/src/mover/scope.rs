@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use switchyard_policy::migration::Protocol;
-use switchyard_policy::topology::{NodeId, Slot, Topology, crc16_slot};
+use switchyard_policy::topology::{NodeId, Rule, RuleSet, Slot, Topology};
 
-use super::Lane;
+use super::{Lane, SlotView};
 use crate::injected::Bug;
 use crate::node::{KeyIx, STAGING};
 use crate::world::World;
@@ -20,7 +20,12 @@ impl World {
 
     /// The mover of a key.
     pub(crate) fn lane_of(&self, key: KeyIx) -> Lane {
-        self.lane_of_slot(crc16_slot(&self.keys[key]))
+        self.lane_of_slot(self.slot_of(key))
+    }
+
+    /// Slot of a key by the stored map.
+    pub(crate) fn slot_of(&self, key: KeyIx) -> Slot {
+        self.fleet.map.slot_of(&self.keys[key])
     }
 
     fn owner(&self, slot: Slot) -> usize {
@@ -44,7 +49,7 @@ impl World {
 
     /// Whether a key is in a slot of the current leg.
     pub(super) fn is_of_leg(&self, lane: Lane, key: KeyIx) -> bool {
-        self.movers[lane].leg_slots.contains(&crc16_slot(&self.keys[key]))
+        self.movers[lane].leg_slots.contains(&self.slot_of(key))
     }
 
     /// Whether a key belongs to the current leg: it is in the scope, or (for slots) has no placement override.
@@ -54,7 +59,7 @@ impl World {
 
     /// Whether a key belongs to the remaining part of the move.
     pub(super) fn is_left(&self, lane: Lane, key: KeyIx) -> bool {
-        key < STAGING && self.movers[lane].slots.contains(&crc16_slot(&self.keys[key])) && self.moves(lane, key)
+        key < STAGING && self.movers[lane].slots.contains(&self.slot_of(key)) && self.moves(lane, key)
     }
 
     fn moves(&self, lane: Lane, key: KeyIx) -> bool {
@@ -71,7 +76,7 @@ impl World {
         slots.extend(m.rest().into_iter().filter(|_| self.bug(Bug::HandedOverTooEarly)));
         let keys = |scope: &Rc<BTreeSet<KeyIx>>| {
             let keys = scope.iter().map(|key| &self.keys[*key]);
-            keys.filter(|key| slots.contains(&crc16_slot(key))).collect::<Vec<_>>()
+            keys.filter(|key| slots.contains(&self.fleet.map.slot_of(key))).collect::<Vec<_>>()
         };
         match &m.scope {
             None => self.fleet.map.handed_over(&slots, node),
@@ -81,6 +86,9 @@ impl World {
 
     /// Draws the scope of the next move: slots, some keys at their slot owner, or some with placement overrides.
     pub(super) fn draw_move(&mut self, lane: Lane) {
+        if self.scenario.adoptions > 0 && self.draw_adoption(lane) {
+            return;
+        }
         let all = self.movers[lane].all_slots.clone();
         let one = if all.len() > 1 { self.random.below(all.len() as u64) as usize } else { 0 };
         let owner = self.owner(all[one]);
@@ -98,11 +106,44 @@ impl World {
             (0..self.names()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
         let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
         if !scope.is_empty() {
-            let slots =
-                all.into_iter().filter(|slot| scope.iter().any(|key| crc16_slot(&self.keys[*key]) == *slot)).collect();
+            let slots = all.into_iter().filter(|slot| scope.iter().any(|key| self.slot_of(*key) == *slot)).collect();
             let m = &mut self.movers[lane];
             (m.source, m.target, m.scope, m.slots) = (from, 1 - from, Some(Rc::new(scope)), slots);
         }
+    }
+
+    /// Begins or ends an adoption of rules. Returns whether the next move is part of an adoption.
+    fn draw_adoption(&mut self, lane: Lane) -> bool {
+        if !self.fleet.map.is_adopting() && self.random.chance(self.scenario.adoptions) {
+            let is_ruled = self.fleet.map.ruled().is_some_and(|ruled| !ruled.rules().is_empty());
+            let rule = Rule { keys: vec!["{tag}--*".to_owned()], tag: None };
+            let rules = RuleSet::new(if is_ruled { Vec::new() } else { vec![rule] }).expect("valid rules");
+            self.fleet.map = self.fleet.map.with_adoption(rules).expect("no slot is in transit in the stored map");
+            self.publish(lane, SlotView::Nothing);
+        }
+        let used: BTreeSet<Slot> = (0..self.names()).map(|key| self.slot_of(key)).collect();
+        let left = self.fleet.map.adoption_moves();
+        let with_keys: Vec<(Slot, NodeId)> = left.iter().filter(|(slot, _)| used.contains(slot)).copied().collect();
+        let first = with_keys.first().copied().filter(|_| !self.bug(Bug::AdoptionEndedEarly));
+        let Some((first, target)) = first else {
+            if self.fleet.map.is_adopting() {
+                let arrived =
+                    left.iter().fold(self.fleet.map.clone(), |map, (slot, node)| map.handed_over(&[*slot], *node));
+                self.fleet.map = arrived.with_adoption_ended().expect("all passages have arrived");
+                self.publish(lane, SlotView::Nothing);
+            }
+            let used: BTreeSet<Slot> = (0..self.names()).map(|key| self.slot_of(key)).collect();
+            self.movers[lane].all_slots = used.into_iter().collect();
+            return false;
+        };
+        let source = self.fleet.map.owner(first);
+        let is_one = |(slot, node): &&(Slot, NodeId)| *node == target && self.fleet.map.owner(*slot) == source;
+        let slots = with_keys.iter().filter(is_one).map(|(slot, _)| *slot).collect();
+        let slots = self.some_of(slots);
+        let m = &mut self.movers[lane];
+        (m.source, m.target, m.scope, m.slots) = (source.index(), target.index(), None, slots);
+        m.all_slots = used.into_iter().collect();
+        true
     }
 
     /// Draws the slots of the next leg.

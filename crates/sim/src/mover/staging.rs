@@ -8,7 +8,7 @@ use switchyard_policy::migration::dirty_elements::Element;
 use switchyard_policy::migration::life::StepResult;
 use switchyard_policy::migration::staging::{self, Action, Endpoints, Event, Inspection, Piece, Place, Staging, Wrote};
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
-use switchyard_policy::topology::{MoveId, crc16_slot};
+use switchyard_policy::topology::MoveId;
 
 use super::{Lane, SlotView, Stage, What};
 use crate::injected::{Bug, Planted};
@@ -154,7 +154,8 @@ impl World {
         // The move may have ended: the worker has an older view.
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
-            self.movers[lane].list.anything.extend(keys.iter().map(|key| crc16_slot(&self.keys[*key])));
+            let slots: Vec<_> = keys.iter().map(|key| self.slot_of(*key)).collect();
+            self.movers[lane].list.anything.extend(slots);
         }
         if self.movers[lane].how().copies_while_served() && self.movers[lane].driver.is_some() {
             let names = keys.iter().filter(|key| self.is_own(lane, **key)).map(|key| self.keys[*key].clone()).collect();

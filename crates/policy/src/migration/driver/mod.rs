@@ -19,7 +19,7 @@ use super::{
     Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, LegOrder, Machine, Precopy, Process, Progress,
     Protocol, Record, Side, StopAndCopy, is_temporary,
 };
-use crate::topology::{SLOT_COUNT, Topology};
+use crate::topology::{SLOT_NUMBERS, Topology};
 
 /// Delay before a failed publication is retried, microseconds.
 const PUBLISH_RETRY_US: u64 = 50_000;
@@ -279,7 +279,7 @@ impl Driver {
             listed_run_id: listed_of,
             target_is_clean,
         } = begin;
-        let mut is_ours = vec![false; SLOT_COUNT];
+        let mut is_ours = vec![false; SLOT_NUMBERS];
         orders.slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         // Keys named by the move replace the list.
         let listing = match (&keys, &listed_of) {

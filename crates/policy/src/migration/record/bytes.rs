@@ -7,7 +7,7 @@
 
 use super::{Record, StaleCopies};
 use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
-use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot};
+use crate::topology::{MoveId, NodeId, SLOT_NUMBERS, Slot};
 
 /// First byte of every record. Increment it for another layout.
 const VERSION: u8 = 1;
@@ -314,7 +314,7 @@ impl Input<'_> {
             let at = self.at;
             let damaged = Damaged { at, expected: "a slot range, in ascending order" };
             let (first, more) = (self.number()?, self.number()?);
-            let last = first.checked_add(more).filter(|last| *last < SLOT_COUNT as u64).ok_or(damaged)?;
+            let last = first.checked_add(more).filter(|last| *last < SLOT_NUMBERS as u64).ok_or(damaged)?;
             if slots.last().is_some_and(|before: &Slot| u64::from(before.number()) >= first) {
                 return Err(damaged);
             }

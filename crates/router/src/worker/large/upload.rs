@@ -20,6 +20,7 @@ use crate::worker::downstreams::waits::Stall;
 use crate::worker::flow::Flow;
 use crate::worker::hot_copies::{fill_too_large, hold_uploaded};
 use crate::worker::invocation::Invocation;
+use crate::worker::keyed::find_routed_keys;
 use crate::worker::login::may_begin;
 use crate::worker::transactions::after_exec;
 use crate::worker::transactions::session::Session;
@@ -84,7 +85,7 @@ impl Worker {
         let routing = moved.as_ref().unwrap_or(routing);
         let mut keys = std::mem::take(&mut self.cx.hooks.keys);
         keys.clear();
-        let found = command.find_keys(args, &mut keys);
+        let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
         let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
         let written = self.cx.hooks.keys_of_upload(command, args, &keys);
         self.cx.hooks.keys = keys;

@@ -202,7 +202,7 @@ impl Gathers {
     fn publish(&mut self, cx: &mut Context, call: &Invocation<'_>, kind: Kind) -> Flow {
         let Invocation { routing, handle, command, raw, args, .. } = *call;
         let channel = args.get(1).unwrap_or_default();
-        let mut node = routing.topology.owner_of(channel);
+        let mut node = routing.topology.owner(routing.topology.placement().slot_of_channel(channel));
         let subscriptions = &cx.turn.shared().subscriptions;
         if subscriptions.is_empty() {
             return forward(cx, call, node);

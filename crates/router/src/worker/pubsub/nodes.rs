@@ -380,7 +380,7 @@ fn all_workers_know(turn: &Turn) -> bool {
 
 /// Returns the nodes where a shard channel may be published: the owner of its slot, and the target of a move.
 fn shard_nodes(turn: &Turn, name: &[u8]) -> Vec<NodeId> {
-    let slot = turn.routing().topology.slot_of(name);
+    let slot = turn.routing().topology.placement().slot_of_channel(name);
     let owner = turn.routing().topology.owner(slot);
     let mut nodes = vec![owner];
     if let Some(transit) = turn.routing().topology.transit(slot).filter(|transit| !transit.keys_only) {
@@ -536,7 +536,7 @@ impl Topics {
                 && turn
                     .routing()
                     .topology
-                    .transit(turn.routing().topology.slot_of(&topic.name))
+                    .transit(turn.routing().topology.placement().slot_of_channel(&topic.name))
                     .is_some_and(|transit| !transit.keys_only)
         };
         self.topics
