@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use switchyard_policy::topology::{Continuum, Topology};
+use switchyard_policy::topology::{Continuum, RuleSet, Topology};
 use switchyard_router::NodeAccess;
 use tracing::{error, info, warn};
 
@@ -42,9 +42,10 @@ pub struct InitialState {
     pub held: Option<String>,
 }
 
-/// Examines the nodes once. `beside`: proceed even if another router serves them.
+/// Examines the nodes once. `rules`: configured placement rules. `beside`: proceed even if another router serves them.
 pub fn examine_nodes(
     nodes: &[NodeAddress],
+    rules: &RuleSet,
     timeout: Duration,
     beside: bool,
     tell: ProgressCallback,
@@ -53,7 +54,7 @@ pub fn examine_nodes(
     if !beside {
         refuse_second_router(&primaries, timeout, tell)?;
     }
-    match first_start(&primaries, timeout, &tell)? {
+    match first_start(&primaries, rules, timeout, &tell)? {
         FirstStart::Place { topology, owner } => {
             log_single_owner(owner);
             Ok(InitialState { topology, held: None })
@@ -145,6 +146,7 @@ impl Discovery {
     pub fn start(
         placement: Arc<Placement>,
         running: Arc<Running>,
+        rules: RuleSet,
         timeout: Duration,
         own: Option<String>,
         held: String,
@@ -156,7 +158,7 @@ impl Discovery {
             .spawn(move || {
                 let (mut held, mut pause) = (held, RETRY_INTERVAL);
                 while matches!(stopped.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
-                    match examine(&placement, &running, own.as_deref(), timeout, tell) {
+                    match examine(&placement, &running, &rules, own.as_deref(), timeout, tell) {
                         Ok(()) => return info!("all nodes have been examined, and are used from now on"),
                         Err((why, next)) => {
                             pause = next;
@@ -187,6 +189,7 @@ impl Discovery {
 fn examine(
     placement: &Placement,
     running: &Running,
+    rules: &RuleSet,
     own: Option<&str>,
     timeout: Duration,
     tell: ProgressCallback,
@@ -200,7 +203,7 @@ fn examine(
     if let Some(node) = own.and_then(|own| served_by_another(&nodes, Some(own), timeout)) {
         return Err((second_router_text(node), RETRY_INTERVAL));
     }
-    match first_start(&nodes, timeout, &tell).map_err(|error| again(error.into()))? {
+    match first_start(&nodes, rules, timeout, &tell).map_err(|error| again(error.into()))? {
         FirstStart::Place { topology, owner } => {
             placement.confirm(topology).map_err(again)?;
             running.with(|router| router.hold(None));

@@ -170,6 +170,7 @@ impl Source for Fleet {
         }));
         self.moves.add_metrics(&mut page);
         self.operator.add_automation_metrics(&mut page);
+        self.operator.add_rules_metrics(&mut page);
         let status = self.status();
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
         health::add_metrics(&mut page, &status.nodes);

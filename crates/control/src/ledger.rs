@@ -284,12 +284,9 @@ impl Ledger {
     /// # Errors
     /// If the journal cannot be written within [`SPLIT_TIMEOUT`]. Then the new slots must not be used.
     pub fn split(&self, parts: &[(Slot, Slot)]) -> Result<(), String> {
-        let added: BTreeSet<Slot> = parts.iter().map(|(new, _)| *new).collect();
         let mut state = self.state();
-        // A slot that was not used has no keys. Entries of it are from an attempt that has failed.
-        let copies = state.copies.values_mut().map(|(_, slots)| slots);
-        copies.for_each(|slots| slots.retain(|slot| !added.contains(slot)));
-        state.left.values_mut().for_each(|slots| slots.retain(|slot| !added.contains(slot)));
+        // Entries of new slots are from an attempt that has failed.
+        state.forget_slots(&parts.iter().map(|(new, _)| *new).collect());
         let parts_of = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
             parts.iter().filter(|(_, old)| slots.contains(old)).map(|(new, _)| *new).collect()
         };
@@ -301,6 +298,21 @@ impl Ledger {
             slots.extend(new);
         }
         drop(state);
+        self.write_now()
+    }
+
+    /// Forgets what earlier moves have left in slots that have no keys now, before their numbers are used again. Returns
+    /// when this is durable.
+    ///
+    /// # Errors
+    /// As [`Ledger::split`].
+    pub fn forget_slots(&self, slots: &[Slot]) -> Result<(), String> {
+        self.state().forget_slots(&slots.iter().copied().collect());
+        self.write_now()
+    }
+
+    /// Rewrites the journal, and waits for it.
+    fn write_now(&self) -> Result<(), String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let state = Arc::clone(&self.state);
         self.journal.replace(
@@ -384,6 +396,13 @@ impl State {
         for (node, ranges) in kept.copies {
             self.add_possible_copies(NodeId(node), &slots_in(ranges));
         }
+    }
+
+    /// Removes all entries of slots that have had no keys.
+    fn forget_slots(&mut self, unused: &BTreeSet<Slot>) {
+        let copies = self.copies.values_mut().map(|(_, slots)| slots);
+        copies.for_each(|slots| slots.retain(|slot| !unused.contains(slot)));
+        self.left.values_mut().for_each(|slots| slots.retain(|slot| !unused.contains(slot)));
     }
 
     fn note(&mut self, record: &Record, bytes: &[u8]) {

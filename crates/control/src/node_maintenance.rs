@@ -133,15 +133,21 @@ struct ComparedNodes {
     processes: BTreeMap<NodeId, String>,
     /// Whether there was a single node, whose functions may use every key.
     was_one: bool,
+    /// Placement rules that the checks of the libraries were made for.
+    rules: (u64, bool),
 }
 
-/// Compares functions if a node is a new process, or if the number of nodes has changed between one and several.
+/// Compares functions if a node is a new process, if the number of nodes has changed between one and several, or if the
+/// placement rules have changed.
 fn compare_functions(running: &Running, known: &mut ComparedNodes) {
-    let looked = running.with(|router| (router.status(), router.node_access(), router.is_one_node()));
-    let Some((status, access, is_one)) = looked else { return };
+    let looked =
+        running.with(|router| (router.status(), router.node_access(), router.is_one_node(), router.rules_in_force()));
+    let Some((status, access, is_one, rules)) = looked else { return };
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
-    let changed = is_one != known.was_one || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
+    let changed = is_one != known.was_one
+        || rules != known.rules
+        || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
     // Skip this while a command that stores functions may still be executed at a node.
     if !changed
         || running.with(|router| router.unconfirmed_functions().iter().all(|(node, _)| !up.contains_key(node)))
@@ -169,7 +175,7 @@ fn compare_functions(running: &Running, known: &mut ComparedNodes) {
     }
     let why = match share_functions(running, &mut nodes) {
         Ok(()) => {
-            *known = ComparedNodes { processes: up, was_one: is_one };
+            *known = ComparedNodes { processes: up, was_one: is_one, rules };
             return;
         }
         Err(CopyFailure::Failed(why)) => why,

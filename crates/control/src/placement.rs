@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId, OverlaidTopology, Scheme, Server, Slot, Stage, Topology, Transit};
+use switchyard_policy::topology::{
+    AdoptionError, MoveId, NodeId, OverlaidTopology, Scheme, Server, Slot, Stage, Topology, Transit,
+};
 use switchyard_router::NodeAccess;
 use tracing::debug;
 
@@ -202,6 +204,36 @@ impl Placement {
         map.topology = Some(Arc::clone(&next));
         self.running.publish(Arc::clone(&next));
         Ok((next, goals.into_iter().map(|(slot, _)| slot).collect()))
+    }
+
+    /// Publishes a change of the placement rules. `forget` receives the slots that start to have keys, before any use of
+    /// them. If it fails, the map stays.
+    pub(crate) fn change_rules(
+        &self,
+        change: impl FnOnce(&Topology) -> Result<Topology, AdoptionError>,
+        forget: impl FnOnce(&[Slot]) -> Result<(), String>,
+    ) -> anyhow::Result<Arc<Topology>> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.as_deref().filter(|_| !map.is_provisional) else {
+            bail!("there is no slot map yet")
+        };
+        if !map.transits.is_empty() {
+            bail!("a move is in progress: rules change between moves");
+        }
+        let next = change(topology)?;
+        let added: Vec<Slot> = next.slots().skip(topology.slots().count()).collect();
+        if !added.is_empty()
+            && let Err(why) = forget(&added)
+        {
+            bail!(
+                "the journal of moves in the state directory cannot record the change: {why}; make room for the directory, and check its disk"
+            );
+        }
+        self.store.save_topology(&next).context("cannot keep the slot map")?;
+        let next = Arc::new(next);
+        map.topology = Some(Arc::clone(&next));
+        self.running.publish(Arc::clone(&next));
+        Ok(next)
     }
 
     /// Retains source and target as nodes until the move has ended.

@@ -17,6 +17,7 @@ mod page;
 mod planner;
 mod report;
 mod routes;
+mod rules;
 mod thread;
 mod tls;
 mod token;
@@ -46,6 +47,9 @@ pub use planner::{
 pub use report::{
     AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, Readiness, Silence, Source, StandbyReport,
     StatusReport, TokenReport, UnreachableNode, Warning,
+};
+pub use rules::{
+    AdoptionReport, RuledKeyReport, RulesCheckReport, RulesEstimate, RulesOrder, RulesReport, RulesRequest, RulesResult,
 };
 
 pub use thread::{AdminThread, access};

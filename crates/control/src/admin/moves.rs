@@ -6,6 +6,7 @@ use switchyard_policy::migration::Side;
 use super::autoscale::AutoscaleRequest;
 use super::hot_copies::HotCopiesOrder;
 use super::planner::{AutomationRequest, PlanRequest};
+use super::rules::RulesOrder;
 
 /// A command to the router, or a query about moves. The command line, the admin API and `SWITCHYARD` over RESP all
 /// become an operation.
@@ -56,6 +57,12 @@ pub enum Operation {
     Automation,
     /// Enable or disable automation.
     SteerAutomation(AutomationRequest),
+    /// Return the placement rules.
+    Rules,
+    /// Return the effect of the rules on keys.
+    CheckRules(Vec<Vec<u8>>),
+    /// Change the placement rules.
+    SteerRules(RulesOrder),
     /// Control a move.
     Steer {
         /// Move id.
@@ -88,6 +95,8 @@ impl Operation {
             | Self::Load
             | Self::HotCopies => false,
             Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation | Self::Autoscale => false,
+            Self::Rules | Self::CheckRules(_) => false,
+            Self::SteerRules(order) => !matches!(order, RulesOrder::Adopt { dry_run: true, .. }),
             Self::Plan(request) => request.apply,
             Self::SteerAutomation(_) | Self::SteerAutoscale(_) => true,
             Self::Move(request) => !request.dry_run,

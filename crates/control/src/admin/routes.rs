@@ -27,6 +27,7 @@ use super::moves::{
 use super::page::{Entry, counted, page};
 use super::planner::{AutomationRequest, PlanRequest};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
+use super::rules::RulesRequest;
 use crate::metrics;
 
 type Shared = Arc<dyn Source>;
@@ -40,6 +41,8 @@ const LOAD: &str = "/api/v1/load";
 const PLAN: &str = "/api/v1/plan";
 const REPLAY: &str = "/api/v1/plan/history/{id}/replay";
 const AUTOMATION: &str = "/api/v1/automation";
+const RULES: &str = "/api/v1/rules";
+const RULES_CHECK: &str = "/api/v1/rules/check";
 const AUTOSCALE: &str = "/api/v1/autoscale";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
@@ -48,7 +51,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, purpose and handler of each route.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 30] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 32] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
@@ -105,6 +108,12 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 30] {
             "whether automation is on, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
             get(automation).post(steer_automation),
         ),
+        (
+            RULES,
+            "placement rules and their adoption, as JSON; POST {\"do\": \"adopt\", \"rules\", \"dry_run\"}, {\"do\": \"pause\"}, {\"do\": \"resume\"} or {\"do\": \"abandon\"}",
+            get(rules).post(steer_rules),
+        ),
+        (RULES_CHECK, "the effect of the rules on keys: ?key=NAME, repeatable; as JSON", get(check_rules)),
         (
             "/api/v1/moves",
             "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} starts one",
@@ -400,6 +409,25 @@ async fn steer_hot_copies(
     operate(HOT_COPIES, source, from, Operation::SteerHotCopies(order)).await
 }
 
+async fn rules(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate(RULES, source, from, Operation::Rules).await
+}
+
+async fn check_rules(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
+    let keys = parse_keys(uri.query().unwrap_or_default())
+        .ok_or_else(|| refuse(RULES_CHECK, StatusCode::BAD_REQUEST, WHICH_KEYS))?;
+    operate(RULES_CHECK, source, from, Operation::CheckRules(keys)).await
+}
+
+async fn steer_rules(
+    State(source): State<Shared>,
+    from: From,
+    given: Given<RulesRequest>,
+) -> Result<Response, Response> {
+    let order = body(RULES, given)?.order().map_err(|refused| refuse(RULES, status_of(&refused), refused.text()))?;
+    operate(RULES, source, from, Operation::SteerRules(order)).await
+}
+
 async fn misplaced(State(source): State<Shared>, from: From) -> Result<Response, Response> {
     operate("/api/v1/misplaced", source, from, Operation::Misplaced).await
 }
@@ -431,15 +459,12 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 }
 
 async fn locate_keys(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
-    let Some(keys) = parse_keys(uri.query().unwrap_or_default()) else {
-        return Err(refuse(
-            WHERE,
-            StatusCode::BAD_REQUEST,
-            "which keys? Give ?key=NAME, repeatable, with special characters as %XX",
-        ));
-    };
+    let keys = parse_keys(uri.query().unwrap_or_default())
+        .ok_or_else(|| refuse(WHERE, StatusCode::BAD_REQUEST, WHICH_KEYS))?;
     operate(WHERE, source, from, Operation::Where(keys)).await
 }
+
+const WHICH_KEYS: &str = "which keys? Give ?key=NAME, repeatable, with special characters as %XX";
 
 type Given<T> = Result<Json<T>, JsonRejection>;
 type GivenOrNot<T> = Result<Option<Json<T>>, JsonRejection>;

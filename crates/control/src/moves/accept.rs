@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use switchyard_policy::migration::{Goal, MoveOptions, MoveOrder, Protocol, Record};
-use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
+use switchyard_policy::topology::{AdoptionGoal, MoveId, NodeId, RuleSet, Server, Slot, Topology};
 use switchyard_router::{Router, UserRequest};
 
 use super::Moves;
@@ -25,6 +25,17 @@ use crate::operator::text_of;
 /// Timeout for the journal to record a move.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
+/// A change of the placement rules.
+#[derive(Debug)]
+pub(crate) enum RulesChange {
+    /// Begin the adoption of a set.
+    Begin(RuleSet),
+    /// Change the set that is in force after the adoption.
+    Goal(AdoptionGoal),
+    /// End the adoption, whose keys are all at their nodes.
+    End,
+}
+
 /// Returns the protocol of a request, or the configured one.
 fn protocol(request: &MoveOptionsRequest, configured: Protocol) -> Result<Protocol, OperationError> {
     let Some(word) = &request.protocol else { return Ok(configured) };
@@ -34,6 +45,18 @@ fn protocol(request: &MoveOptionsRequest, configured: Protocol) -> Result<Protoc
         return Err(invalid(format!("protocol {word} loses keys, and {NO_RESEARCH}")));
     }
     parse_keyword(&offered, word).map_err(|error| invalid(format!("protocol: {error}")))
+}
+
+/// Fails if slots other than passages would move during an adoption of rules: passages are made for the owners that
+/// slots had when it started.
+fn check_adoption(topology: &Topology, orders: &[MoveOrder]) -> Result<(), OperationError> {
+    let waits = |order: &MoveOrder| order.keys.is_none() && order.slots.iter().any(|slot| !slot.is_passage());
+    if topology.is_adopting() && orders.iter().any(waits) {
+        return Err(conflict(
+            "an adoption of placement rules is in progress, and slots move after its end: see `switchyard rules list`",
+        ));
+    }
+    Ok(())
 }
 
 impl Moves {
@@ -174,6 +197,7 @@ impl Moves {
 
     /// Checks all preconditions.
     pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), OperationError> {
+        check_adoption(topology, orders)?;
         self.check_not_ejected(orders)?;
         self.check_conflicts(orders)?;
         self.check_nodes_served(orders)?;
@@ -191,6 +215,32 @@ impl Moves {
         }
         self.placement
             .lay_over(list, |parts| self.ledger.split(parts))
+            .map_err(|error| OperationError::Failed(format!("{error:#}")))
+    }
+
+    /// Changes the placement rules and publishes the new map. Moves no key.
+    pub(crate) fn change_rules(&self, change: RulesChange) -> Result<Arc<Topology>, OperationError> {
+        // As for a list of servers, slots of a recorded move keep their meaning.
+        let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = self.open_ids().first() {
+            return Err(conflict(format!("move {} is in progress: rules change between moves", id.0)));
+        }
+        let left: Vec<String> = self.ledger.copies().into_keys().map(|node| self.name(node)).collect();
+        if !left.is_empty() {
+            return Err(conflict(format!(
+                "copies that earlier moves left at {} are being removed: rules change afterwards",
+                left.join(", ")
+            )));
+        }
+        self.placement
+            .change_rules(
+                |topology| match change {
+                    RulesChange::Begin(rules) => topology.with_adoption(rules),
+                    RulesChange::Goal(goal) => topology.with_adoption_goal(goal),
+                    RulesChange::End => topology.with_adoption_ended(),
+                },
+                |unused| self.ledger.forget_slots(unused),
+            )
             .map_err(|error| OperationError::Failed(format!("{error:#}")))
     }
 
@@ -253,8 +303,9 @@ impl Moves {
 
     /// Records moves, while the caller holds `recording`.
     pub(super) fn record_orders(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, OperationError> {
-        self.check_conflicts(&orders)?;
         let topology = self.topology_now()?;
+        check_adoption(&topology, &orders)?;
+        self.check_conflicts(&orders)?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
             return Err(conflict(format!(
@@ -265,7 +316,9 @@ impl Moves {
             order.keys.as_ref().is_none_or(|keys| order.slots == MoveOrder::slots_of(topology.placement(), keys))
         };
         if !orders.iter().all(is_of_this_map) {
-            return Err(conflict("the list of servers has changed in the meantime, and keys have other slots; retry"));
+            return Err(conflict(
+                "the placement of keys has changed in the meantime, and keys have other slots; retry",
+            ));
         }
         let moves: BTreeMap<MoveId, Planned> =
             orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
-use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology};
+use switchyard_policy::topology::{First, NodeId, PlaceError, RuleSet, Sample, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, parse_record, query_of_site, site_of_record_user};
 
@@ -85,9 +85,11 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, timeout
     nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
 }
 
-/// Examines the nodes' keys, and returns the map for a first start. `tell` receives progress reports.
+/// Examines the nodes' keys, and returns the map for a first start. `rules`: configured placement rules, which the map
+/// has if this moves no key. `tell` receives progress reports.
 pub fn first_start(
     nodes: &[NodeAccess],
+    rules: &RuleSet,
     timeout: Duration,
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<FirstStart, PlaceError> {
@@ -117,11 +119,15 @@ pub fn first_start(
     }
     let counts: Vec<(String, u64)> =
         nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
+    let has_keys = counts.iter().any(|(_, keys)| *keys > 0);
+    let ruled = |topology: Topology| topology.with_first_rules(rules.clone(), has_keys);
     Ok(match Topology::first(&counts)? {
-        First::Even(topology) => FirstStart::Place { topology, owner: None },
-        First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
+        First::Even(topology) => FirstStart::Place { topology: ruled(topology), owner: None },
+        First::Owner(topology, owner) => {
+            FirstStart::Place { topology: ruled(topology), owner: counts.into_iter().nth(owner.index()) }
+        }
         First::IfKeysFit(topology) => match find_elsewhere(&topology, nodes, &counts, timeout, tell) {
-            Ok(None) => FirstStart::Place { topology, owner: None },
+            Ok(None) => FirstStart::Place { topology: ruled(topology), owner: None },
             Ok(Some(found)) => FirstStart::Refused(refusal(&counts, &found, looks.iter().any(|look| look.is_marked))),
             Err(why) => FirstStart::Unknown(why),
         },

@@ -23,7 +23,7 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let load = self.observed(&topology, 0);
         let mut slots: Vec<(Slot, SlotLoad)> =
-            Slot::all().map(|slot| (slot, load.slot(slot))).filter(|(_, load)| load.commands >= 0.5).collect();
+            Slot::numbers().map(|slot| (slot, load.slot(slot))).filter(|(_, load)| load.commands >= 0.5).collect();
         slots.sort_unstable_by(|(_, one), (_, other)| other.commands.total_cmp(&one.commands));
         slots.truncate(LoadReport::SLOTS);
         Ok(LoadReport {

@@ -14,6 +14,7 @@ mod nodes;
 mod planner;
 mod resp;
 mod ring;
+mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,7 +30,7 @@ use tracing::info;
 
 use crate::admin::{
     Abandon, AutoscaleRequest, BalanceRequest, HotCopiesOrder, MoveRequest, NodeRequest, Operation, OperationError,
-    PlanReport, PlanRequest, SteerRequest, conflict, invalid,
+    PlanReport, PlanRequest, RulesOrder, SteerRequest, conflict, invalid,
 };
 use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
@@ -44,6 +45,7 @@ pub(crate) use map::text_of;
 use map::{location_report, ranges_text, slots_report};
 pub use resp::listen;
 use ring::ServerList;
+use rules::RuleAdoption;
 
 fn json(value: &impl Serialize) -> Result<Value, OperationError> {
     serde_json::to_value(value).map_err(|error| OperationError::Failed(error.to_string()))
@@ -58,6 +60,7 @@ pub struct Operator {
     list: Arc<dyn NodeList>,
     drained: Drained,
     ring: ServerList,
+    rules: RuleAdoption,
     /// Names of the configured nodes.
     listed: RwLock<BTreeSet<String>>,
     /// Weights by node name.
@@ -84,6 +87,7 @@ impl Operator {
     ) -> anyhow::Result<Arc<Self>> {
         let drained = Drained::load(&store)?;
         let ring = ServerList::load(&store)?;
+        let rules = RuleAdoption::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
         let autoscaler = Autoscaler::open(Arc::clone(&store), directory.to_owned())?;
         let (listed, weights, capacities, planning) = <_>::default();
@@ -94,6 +98,7 @@ impl Operator {
             list,
             drained,
             ring,
+            rules,
             listed,
             weights,
             capacities,
@@ -131,6 +136,9 @@ impl Operator {
                 | Operation::Replay { .. }
                 | Operation::Automation
                 | Operation::Autoscale
+                | Operation::Rules
+                | Operation::CheckRules(_)
+                | Operation::SteerRules(RulesOrder::Adopt { dry_run: true, .. })
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
@@ -161,6 +169,9 @@ impl Operator {
             Operation::SteerAutoscale(request) => return json(&self.steer_autoscale(&request)?),
             Operation::Automation => return json(&self.automation()),
             Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
+            Operation::Rules => return json(&self.rules()?),
+            Operation::CheckRules(keys) => return json(&self.check_rules(&keys)?),
+            Operation::SteerRules(order) => return json(&self.steer_rules(order)?),
             Operation::Steer { id, mut what } => {
                 if let SteerRequest::SourceOpsMax(Some(max)) = &mut what {
                     let source = self.moves.source_of(MoveId(id))?;
@@ -320,6 +331,15 @@ fn describe(operation: &Operation) -> String {
         Operation::SteerAutoscale(request) => format!("autoscale {}", request.verb),
         Operation::Automation => "whether the planner acts".to_owned(),
         Operation::SteerAutomation(request) => format!("automation {}", request.verb),
+        Operation::Rules => "placement rules".to_owned(),
+        Operation::CheckRules(keys) => format!("the rules for {}", counted(keys.len(), "key")),
+        Operation::SteerRules(order) => match order {
+            RulesOrder::Adopt { dry_run: true, .. } => "adopt placement rules, only planned".to_owned(),
+            RulesOrder::Adopt { .. } => "adopt placement rules".to_owned(),
+            RulesOrder::Pause(true) => "pause the adoption of placement rules".to_owned(),
+            RulesOrder::Pause(false) => "resume the adoption of placement rules".to_owned(),
+            RulesOrder::Abandon => "abandon the adoption of placement rules".to_owned(),
+        },
         Operation::SteerHotCopies(order) => match order {
             HotCopiesOrder::EvictKey(_) => "evict the hot copies of a key".to_owned(),
             HotCopiesOrder::EvictPrefix(_) => "evict the hot copies of a prefix".to_owned(),

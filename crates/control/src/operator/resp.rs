@@ -13,7 +13,8 @@ use tracing::warn;
 use super::{CommandThread, Operator};
 use crate::admin::{
     Abandon, AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder,
-    HotKeysReport, MoveOptionsRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
+    HotKeysReport, MoveOptionsRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, RulesOrder,
+    SteerRequest,
 };
 use crate::moves::NO_RESEARCH;
 
@@ -250,6 +251,25 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         (["AUTOMATION"], _) => Ok(Operation::Automation),
         (["AUTOMATION", "ON" | "OFF"], [_, verb]) => Ok(Operation::SteerAutomation(AutomationRequest { verb: verb.to_ascii_lowercase() })),
         (["AUTOMATION", ..], _) => Err("wrong arguments: AUTOMATION, AUTOMATION ON, or AUTOMATION OFF".to_owned()),
+        (["RULES"], _) => Ok(Operation::Rules),
+        (["RULES", "ADOPT"], [_, _, rest @ ..]) => {
+            let (mut dry_run, mut how) = (false, MoveOptionsRequest::default());
+            read(rest, &mut how, |option, _| match option {
+                "DRY-RUN" => {
+                    dry_run = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
+            Ok(Operation::SteerRules(RulesOrder::Adopt { rules: None, dry_run, how }))
+        }
+        (["RULES", "PAUSE" | "RESUME"], [_, verb]) => {
+            Ok(Operation::SteerRules(RulesOrder::Pause(verb.eq_ignore_ascii_case("PAUSE"))))
+        }
+        (["RULES", "ABANDON"], [_, _]) => Ok(Operation::SteerRules(RulesOrder::Abandon)),
+        (["RULES", ..], _) => {
+            Err("wrong arguments: RULES, RULES ADOPT [DRY-RUN], RULES PAUSE, RULES RESUME, or RULES ABANDON".to_owned())
+        }
         (["BALANCE", ..], [_, rest @ ..]) => {
             let mut request = BalanceRequest::default();
             read(rest, &mut request.how, |option, value| match option {

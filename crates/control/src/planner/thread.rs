@@ -1,5 +1,5 @@
-//! Threads of the planner and of the list of servers, separate so that an error in planning does not prevent keys from
-//! following a new list.
+//! Threads of the planner, of the list of servers and of the placement rules, separate so that an error in planning does
+//! not prevent keys from following a new list or new rules.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ pub(crate) const PLANNER: &str = "planner";
 pub struct PlannerThread {
     _planner: Repeating,
     _list: Repeating,
+    _rules: Repeating,
 }
 
 impl PlannerThread {
-    /// Starts both threads.
+    /// Starts the threads.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -35,6 +36,7 @@ impl PlannerThread {
         };
         Ok(Self {
             _list: repeat("server-list", Operator::follow_list)?,
+            _rules: repeat("placement-rules", Operator::follow_rules)?,
             _planner: repeat(PLANNER, Operator::plan_step)?,
         })
     }

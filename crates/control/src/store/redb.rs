@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::failover::Record;
-use switchyard_policy::topology::{Continuum, Node, NodeId, Placement, StoredContinuum, Topology};
+use switchyard_policy::topology::{
+    Continuum, Node, NodeId, Placement, Ruled, SLOT_COUNT, StoredContinuum, StoredRules, Topology,
+};
 
 use super::lock::DirectoryLock;
 use super::{Store, StoreError};
@@ -459,6 +461,9 @@ struct Document {
     /// Continuum that maps keys to slots instead of CRC16. Programs without support refuse the file, as above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
+    /// Placement rules, if the fleet has had any. Programs without support refuse the file, as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rules: Option<StoredRules>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -485,6 +490,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
         exceptions: Vec::new(),
         exceptions_apart: Some(topology.override_count()).filter(|count| *count > 0),
         continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
+        rules: topology.ruled().map(|ruled| ruled.stored()),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
@@ -508,16 +514,28 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>)
     let document: Document = serde_json::from_slice(bytes).map_err(|error| parse_failure("topology", &error))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
     let ranges =
-        document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
+        document.ranges.iter().map(|(first, last, owner)| (NodeId(*owner), RangeInclusive::new(*first, *last)));
     let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id)
         .map_err(|error| bad(error.to_string()))?;
-    let topology = match document.continuum {
-        None => topology,
-        Some(stored) => {
+    let (count, end) = document.ranges.iter().fold((0, 0), |(count, end), (first, last, _)| {
+        (count + last.abs_diff(*first) as usize + 1, end.max(usize::from(*last) + 1))
+    });
+    let topology = match (document.continuum, document.rules) {
+        (None, None) => topology,
+        (Some(_), Some(_)) => return Err(bad("it has both a continuum and rules".to_owned())),
+        (Some(stored), None) => {
             let continuum = Continuum::try_from(stored).map_err(|error| bad(error.to_string()))?;
             topology.with_stored_placement(Placement::Continuum(continuum.into()))
         }
+        (None, Some(stored)) => {
+            let ruled = Ruled::try_from(stored).map_err(|error| bad(error.to_string()))?;
+            topology.with_stored_placement(Placement::Ruled(ruled.into()))
+        }
     };
+    let expected = topology.placement().slots().max(SLOT_COUNT);
+    if count != expected || end != expected {
+        return Err(bad(format!("it has owners of {count} slots, up to number {end}, instead of {expected}")));
+    }
     let exceptions = match document.exceptions_apart {
         Some(count) => {
             let apart = apart()?;
@@ -541,7 +559,7 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::os::unix::fs::PermissionsExt;
 
-    use switchyard_policy::topology::{OverlaidTopology, Scheme, Server};
+    use switchyard_policy::topology::{OverlaidTopology, Rule, RuleSet, Scheme, Server};
 
     use super::*;
 
@@ -615,6 +633,41 @@ mod tests {
         });
         let error = RedbStore::open(dir.path()).expect("opens").load_topology().expect_err("damaged").to_string();
         assert!(error.contains("continuum") && error.contains("slots without a server"), "{error}");
+    }
+
+    #[test]
+    fn rules_and_an_adoption_survive_a_restart_and_damaged_ones_are_refused() {
+        let dir = temporary();
+        let set =
+            |keys: &str| RuleSet::new(vec![Rule { keys: vec![keys.to_owned()], tag: None }]).expect("valid rules");
+        let first = topology(&["a", "b"]).with_adoption(set("bull:{queue}:*")).expect("it starts");
+        let goals = first.adoption_moves();
+        let there = goals.iter().fold(first, |topology, (slot, node)| topology.handed_over(&[*slot], *node));
+        let ruled = there.with_adoption_ended().expect("it ends");
+        let (slot, node) = goals[0];
+        let adopting = ruled.with_adoption(set("rq:{queue}:*")).expect("it starts").handed_over(&[slot], node);
+        for saved in [&ruled, &adopting] {
+            let load = || RedbStore::open(dir.path()).expect("opens").load_topology().expect("reads");
+            RedbStore::open(dir.path()).expect("opens").save_topology(saved).expect("saves");
+            assert_eq!(load().as_ref(), Some(saved));
+        }
+        tamper(dir.path(), |transaction| {
+            let mut table = transaction.open_table(DOCUMENTS).expect("opens");
+            let text = String::from_utf8(encode(&ruled)).expect("text").replace("{queue}", "{queue");
+            table.insert(TOPOLOGY_KEY, text.as_bytes()).expect("writes");
+        });
+        let load = || RedbStore::open(dir.path()).expect("opens").load_topology();
+        let error = load().expect_err("damaged").to_string();
+        assert!(error.contains("rule \"bull:{queue:*\"") && error.contains("closing brace"), "{error}");
+        tamper(dir.path(), |transaction| {
+            let mut table = transaction.open_table(DOCUMENTS).expect("opens");
+            let text = String::from_utf8(encode(&adopting)).expect("text");
+            let (head, rules) = text.split_once("\"rules\"").expect("rules");
+            let cut = head.replace(&head[head.find("[16384").expect("a passage") - 1..head.len() - 2], "");
+            table.insert(TOPOLOGY_KEY, format!("{cut}\"rules\"{rules}").as_bytes()).expect("writes");
+        });
+        let error = load().expect_err("passages without owners").to_string();
+        assert!(error.contains("it has owners of 16384 slots"), "{error}");
     }
 
     fn next(stored: &Topology, names: &[&str]) -> Topology {

@@ -14,7 +14,7 @@ use switchyard_control::autoscale::{default_directory, former_directory, kept_di
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers_of;
-use switchyard_policy::topology::{Slot, Topology};
+use switchyard_policy::topology::{Placement, RuleSet, Slot, Topology};
 use switchyard_resp::units::{TIME_FORM, counted, describe_time, parse_time};
 
 use super::Failure;
@@ -76,11 +76,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut config = arguments.flags.sources().read()?;
     let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?.require_resolved()?;
-    let mut findings = find(&resolved, &config, &fleet);
+    let rules = config.rule_set()?;
+    let mut findings = find(&resolved, &config, &rules, &fleet);
     if let Some(time) = arguments.sample {
         eprintln!("inspecting real commands for {}", describe_time(time));
     }
-    findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));
+    // Without a stored map, the configured rules are those of the first start.
+    let placement = match &fleet {
+        KnownFleet::Placed { topology, .. } => topology.placement().clone(),
+        _ => Placement::by_rules(rules),
+    };
+    findings.extend(examine_commands(&primaries(&resolved.nodes), &placement, arguments.sample));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };
@@ -94,14 +100,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Checks all nodes and their replicas in parallel.
-fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
+fn find(resolved: &Resolved, config: &Config, rules: &RuleSet, fleet: &KnownFleet) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
         let look_at = |node| servers_of(node, fleet.primary_of(&node.name)).iter().map(look).collect::<Vec<_>>();
         let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(move || look_at(node))).collect();
         looks.into_iter().filter_map(|look| look.join().ok()).flatten().collect()
     });
     let mut findings = examine(&seen, &needs(&resolved.live, config.workers, resolved.nodes.len()));
-    findings.extend(placement(resolved, config, fleet));
+    findings.extend(placement(resolved, config, rules, fleet));
     findings.extend(local_servers(config));
     let routers: BTreeSet<&String> = seen.iter().flat_map(|node| &node.routers).collect();
     if matches!(fleet, KnownFleet::Unplaced) && !routers.is_empty() {
@@ -183,7 +189,7 @@ fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) ->
 }
 
 /// Findings about the slot map: of a first start, or the stored map.
-fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
+fn placement(resolved: &Resolved, config: &Config, rules: &RuleSet, fleet: &KnownFleet) -> Vec<Finding> {
     let finding = |level, found: String, advice: &str| Finding {
         level,
         node: None,
@@ -198,7 +204,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             let advice = "give its state directory and admin address (--state-dir, --admin), and run this as a user with read access to both";
             vec![finding(Level::Warning, format!("only the configured nodes were checked: {why}"), advice)]
         }
-        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), timeout, &|progress| {
+        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), rules, timeout, &|progress| {
             eprintln!("{progress}")
         }) {
             Ok(FirstStart::Place { owner: None, .. }) => Vec::new(),
@@ -234,7 +240,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
             }
             // Keys in transit, or left behind by moves, are recorded only in the journal, which only the router reads.
             // A key that its owner has as well may be a leftover.
-            let left = |_| Slot::all().collect();
+            let left = |_| Slot::numbers().collect();
             match processes.check_map(&config.state_dir, topology, &primaries(&resolved.nodes), timeout, left, false) {
                 Ok(doubts) => {
                     let advice =

@@ -24,6 +24,7 @@ mod plan;
 mod recover;
 #[cfg(feature = "research")]
 mod research;
+mod rules;
 mod screen;
 mod serve;
 mod status;
@@ -80,6 +81,7 @@ enum Command {
     Move(move_slots::Arguments),
     Moves(moves::Arguments),
     Balance(balance::Arguments),
+    Rules(rules::Arguments),
     Plan(plan::Arguments),
     Automation(plan::AutomationArguments),
     Autoscale(autoscale::Arguments),
@@ -171,6 +173,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Move(arguments) => move_slots::run(&arguments),
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Balance(arguments) => balance::run(&arguments),
+        Command::Rules(arguments) => rules::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Automation(arguments) => plan::run_automation(&arguments),
         Command::Autoscale(arguments) => autoscale::run(&arguments),

@@ -16,7 +16,7 @@ use clap::Args;
 use switchyard_control::nodes::holdings::{each_key, others};
 use switchyard_control::nodes::{NodeConnection, routers, servers};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{NodeId, OVERRIDES_MAX, SLOT_COUNT, Slot, Topology, crc16_slot};
+use switchyard_policy::topology::{NodeId, OVERRIDES_MAX, Placement, SLOT_COUNT, Slot, Topology};
 
 use super::Failure;
 use super::flags::ConfigFlags;
@@ -78,6 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         KnownFleet::Hidden(why) => return Err(anyhow!("it is not known whether the slot map is lost: {why}").into()),
     }
     let resolved = config.resolve(|_| None)?.require_resolved()?;
+    // The configuration is the only source of the rules if the state is lost.
+    let placement = Placement::by_rules(config.rule_set()?);
     let (mut counted, mut connections) = (Vec::new(), Vec::new());
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
@@ -99,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let Some(others) = others {
             return Err(anyhow!("{}. List them as well; {}", others.describe(&node.name), others.remedy_text()).into());
         }
-        let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
+        let keys = count_keys(&mut connection, &placement).with_context(|| format!("node {}", node.name))?;
         println!(
             "node {}: {} {} in {}",
             node.name,
@@ -110,7 +112,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         counted.push(Counted { name: node.name.clone(), keys });
         connections.push(connection);
     }
-    let (mut topology, shared) = assign(&counted)?;
+    let (mut topology, shared) = assign(&counted, placement)?;
     if !shared.is_empty() {
         let misplaced = MisplacedKeys::find(&topology, &shared, |i, visit| {
             each_key(&mut connections[i], None, visit).with_context(|| format!("node {}", counted[i].name))
@@ -152,10 +154,10 @@ fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {
 }
 
 /// Counts the keys of all databases by slot. A key that SCAN returns twice is counted twice, which is harmless.
-fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
+fn count_keys(node: &mut NodeConnection, placement: &Placement) -> anyhow::Result<Vec<u64>> {
     let mut keys = vec![0; SLOT_COUNT];
     each_key(node, None, |key| {
-        keys[crc16_slot(key).index()] += 1;
+        keys[placement.slot_of(key).index()] += 1;
         ControlFlow::Continue(())
     })?;
     Ok(keys)
@@ -163,9 +165,9 @@ fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
 
 /// Returns the slot map that fits the keys best, and the slots with keys at several nodes. Node ids follow the order of
 /// the list.
-fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
+fn assign(nodes: &[Counted], placement: Placement) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
-    let mut topology = Topology::even(&names)?;
+    let mut topology = Topology::even(&names)?.with_stored_placement(placement);
     let mut shared = BTreeSet::new();
     let mut owned: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
     for slot in Slot::all() {
@@ -294,6 +296,8 @@ fn are(keys: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use switchyard_policy::topology::crc16_slot;
+
     use super::*;
 
     fn node(name: &str, slots: &[(u16, u64)]) -> Counted {
@@ -312,7 +316,7 @@ mod tests {
     fn a_slot_goes_to_the_node_with_its_keys() {
         // The opposite of an even map.
         let nodes = [node("a:1", &[(16383, 5)]), node("b:1", &[(0, 1), (1, 2)])];
-        let (topology, shared) = assign(&nodes).expect("a map");
+        let (topology, shared) = assign(&nodes, Placement::Crc16).expect("a map");
         assert_eq!([0, 1, 16383].map(|s| topology.owner(slot(s))), [NodeId(1), NodeId(1), NodeId(0)]);
         assert_eq!(
             (topology.owner(slot(2)), topology.owner(slot(16382))),
@@ -321,7 +325,7 @@ mod tests {
         );
         assert!(shared.is_empty());
         let (topology, shared) =
-            assign(&[node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])]).expect("a map");
+            assign(&[node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])], Placement::Crc16).expect("a map");
         assert_eq!([7, 8].map(|s| topology.owner(slot(s))), [NodeId(0), NodeId(1)]);
         assert_eq!(shared, BTreeSet::from([slot(7), slot(8)]));
     }
@@ -332,7 +336,7 @@ mod tests {
         let counted: Vec<Counted> = (nodes.iter().enumerate())
             .map(|(i, keys)| node(&format!("n{i}:1"), &[(crc16_slot(b"a").number(), keys.len() as u64)]))
             .collect();
-        let (topology, shared) = assign(&counted)?;
+        let (topology, shared) = assign(&counted, Placement::Crc16)?;
         let misplaced = MisplacedKeys::find(&topology, &shared, |i, visit| {
             // Visits the first key twice, as SCAN may.
             let _ = nodes[i].iter().chain(nodes[i].first()).try_for_each(|name| visit(&key(name)));

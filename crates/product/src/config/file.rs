@@ -7,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{self, Key, Section};
 use super::listener::{LimitConfig, ListenerConfig};
+use super::placement::RuleConfig;
 use super::{Config, NodeConfig, Origin, Problem, Raw, nearest};
 
 /// Converts byte offsets in the file to origins.
@@ -20,6 +21,10 @@ impl Places<'_> {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
         Origin::File { name: self.name.clone(), line: 1 + before.iter().filter(|b| **b == b'\n').count() }
     }
+}
+
+fn several(list: Section) -> String {
+    format!("{0}s are written with two brackets: [[{0}]], once for each", list.name())
 }
 
 /// Reads `text`, the content of `path`, into `config`.
@@ -44,8 +49,7 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
         if let Some(list) = Section::LISTS.into_iter().find(is) {
             match value.get_ref() {
                 DeValue::Array(items) => items.iter().for_each(|item| reader.item_of(list, item, config)),
-                _ => reader
-                    .wrong(name, format!("{0}s are written with two brackets: [[{0}]], once for each", list.name())),
+                _ => reader.wrong(name, several(list)),
             }
         } else if let Some(section) = Section::TABLES.into_iter().find(is) {
             match value.get_ref() {
@@ -55,6 +59,10 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
                     reader.section(section, &own, config);
                     for (name, value) in within {
                         match (Section::within(section, name.get_ref()), value.get_ref()) {
+                            (Some(list), DeValue::Array(items)) if Section::LISTS.contains(&list) => {
+                                items.iter().for_each(|item| reader.item_of(list, item, config));
+                            }
+                            (Some(list), _) if Section::LISTS.contains(&list) => reader.wrong(name, several(list)),
                             (Some(section), DeValue::Table(table)) => {
                                 reader.section(section, &table.iter().collect::<Vec<_>>(), config)
                             }
@@ -156,6 +164,14 @@ impl Reader<'_> {
                     self.wrong(item, format!("the prefix {:?} has a [[limit]] already", limit.prefix));
                 }
                 config.limits.push(limit);
+            }
+            Section::Rule => {
+                let lines = "lines such as keys = [\"bull:{queue}:*\"]";
+                let Some(read) = self.item::<RuleConfig>(list, keys::RULE, item, lines) else { return };
+                match read.table.rules() {
+                    Err(why) if read.is_sound => self.wrong(item, why),
+                    _ => config.rules.push(read.table),
+                }
             }
             _ => {
                 let Some(read) = self.item::<ListenerConfig>(list, keys::LISTENER, item, "a line address = \"...\"")

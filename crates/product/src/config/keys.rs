@@ -15,6 +15,7 @@ use switchyard_router::{KEY_RATE_MAX, OnDataLoss, OnMissed, Reads, Reports};
 
 use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
+use super::placement::{Adopt, RuleConfig, read_preset};
 use super::raw::Raw;
 use super::secret::SecretForm;
 use super::tls::ClientAuth;
@@ -36,6 +37,7 @@ pub(crate) enum Section {
     Moves,
     Telemetry,
     HotCopies,
+    Placement,
     Planner,
     Autoscale,
     AutoscaleLocal,
@@ -47,6 +49,8 @@ pub(crate) enum Section {
     Listener,
     /// A `[[limit]]` table.
     Limit,
+    /// A `[[placement.rule]]` table.
+    Rule,
 }
 
 impl Section {
@@ -64,6 +68,7 @@ impl Section {
             Section::Moves => "moves",
             Section::Telemetry => "telemetry",
             Section::HotCopies => "hot-copies",
+            Section::Placement => "placement",
             Section::Planner => "planner",
             Section::Autoscale => "autoscale",
             Section::AutoscaleLocal => "autoscale.local",
@@ -72,13 +77,14 @@ impl Section {
             Section::Node => "node",
             Section::Listener => "listener",
             Section::Limit => "limit",
+            Section::Rule => "placement.rule",
         }
     }
 
-    /// Returns the subsection `name` of `outer`.
+    /// Returns the subsection `name` of `outer`: a table or a list of tables.
     pub(crate) fn within(outer: Section, name: &str) -> Option<Section> {
         let is_it = |section: &Section| section.name().split_once('.') == Some((outer.name(), name));
-        Self::TABLES.into_iter().find(is_it)
+        Self::TABLES.into_iter().chain(Self::LISTS).find(is_it)
     }
 
     /// Phrase for error messages, for example "in [[node]]".
@@ -91,10 +97,10 @@ impl Section {
     }
 
     /// Sections that can occur several times, as `[[name]]`.
-    pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
+    pub(crate) const LISTS: [Section; 4] = [Section::Node, Section::Listener, Section::Limit, Section::Rule];
 
     /// Sections that are plain tables, in display order.
-    pub(crate) const TABLES: [Section; 15] = [
+    pub(crate) const TABLES: [Section; 16] = [
         Section::Clients,
         Section::Tls,
         Section::Nodes,
@@ -102,6 +108,7 @@ impl Section {
         Section::Moves,
         Section::Telemetry,
         Section::HotCopies,
+        Section::Placement,
         Section::Planner,
         Section::Autoscale,
         Section::AutoscaleLocal,
@@ -570,6 +577,10 @@ keys! {
     "allow" Reload ["include", "prefixes"] texts runtime.hot_copies.only,
         "If set, only keys with one of these prefixes are copied.";
 
+    [Placement]
+    "adopt" Reload [] word([(Adopt::Ask, "ask"), (Adopt::Auto, "auto")]) adopt_rules,
+        "Whether changed rules move keys after `switchyard rules adopt` (ask), or by themselves after a start or reload (auto).";
+
     [Planner]
     "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
         "off: the load is not evaluated. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
@@ -712,6 +723,20 @@ keys! {
         "Commands per second on all these keys together; further commands get an error that begins with LIMITED.";
     "key-requests-per-second" Reload [] optional_count(1..=u64::from(KEY_RATE_MAX)) key_requests_per_second = "1000",
         "Commands per second on each of these keys.";
+}
+
+keys! {
+    /// Keys of a `[[placement.rule]]` table.
+    RULE: RuleConfig;
+
+    [Rule]
+    "preset" Reload ["library"] optional(read_preset, |preset| quoted(preset.name)) preset = "\"bullmq\"",
+        "The rules for a library: bullmq, bull, sidekiq, horizon, celery, rq or arq. Instead of keys.";
+    "keys" Reload ["pattern", "patterns", "prefix"] texts keys = "[\"bull:{queue}:*\"]",
+        "Patterns of key names: literal text, at most one capture in braces, and * only at the end. {x} ends at the first occurrence of the \
+         character after it, {x...} at the last one. Keys with the same captured text share a slot.";
+    "tag" Reload ["hash-tag"] optional(|raw| Ok(raw.text()?.to_owned()), quoted) tag = "\"sidekiq\"",
+        "One tag for all keys of these patterns, which then have no capture: all of them share a slot.";
 }
 
 keys! {

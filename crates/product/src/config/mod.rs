@@ -8,6 +8,7 @@ mod keys;
 mod listener;
 mod memory;
 mod nearest;
+mod placement;
 mod raw;
 mod secret;
 mod show;
@@ -29,6 +30,7 @@ pub(crate) use switchyard_control::nodes::{
 };
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
+use switchyard_policy::topology::{Rule, RuleSet};
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -36,6 +38,7 @@ pub(crate) use keys::AppliesOn;
 pub(crate) use listener::ListenPlace;
 use listener::{LimitConfig, ListenerConfig};
 use memory::MemoryMax;
+use placement::{Adopt, RuleConfig};
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
 pub(crate) use show::{example, render};
@@ -155,6 +158,8 @@ pub(crate) struct Config {
     pub(crate) listen: Vec<ListenPlace>,
     listeners: Vec<ListenerConfig>,
     limits: Vec<LimitConfig>,
+    rules: Vec<RuleConfig>,
+    adopt_rules: Adopt,
     tls: ServerFiles,
     pub(crate) workers: usize,
     pub(crate) pin: bool,
@@ -199,6 +204,8 @@ impl Default for Config {
             listen: vec![ListenPlace::Tcp { endpoint: Endpoint::new("127.0.0.1", DATA_PORT), tls: false }],
             listeners: Vec::new(),
             limits: Vec::new(),
+            rules: Vec::new(),
+            adopt_rules: Adopt::Ask,
             tls: ServerFiles::default(),
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             pin: false,
@@ -237,6 +244,23 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The placement rules of all tables.
+    pub(crate) fn placement_rules(&self) -> Vec<Rule> {
+        // Invalid tables have been reported when the file was read.
+        self.rules.iter().filter_map(|table| table.rules().ok()).flatten().collect()
+    }
+
+    /// The placement rules of all tables, for use.
+    pub(crate) fn rule_set(&self) -> Result<RuleSet, Problems> {
+        RuleSet::new(self.placement_rules())
+            .map_err(|error| Problems(vec![Problem::new(format!("[[placement.rule]]: {error}"))]))
+    }
+
+    /// Whether changed rules are adopted without an order.
+    pub(crate) fn adopts_rules(&self) -> bool {
+        self.adopt_rules == Adopt::Auto
+    }
+
     /// Whether the state directory is the default one.
     pub(crate) fn has_default_state_dir(&self) -> bool {
         self.state_dir == default_state_dir(|name| std::env::var_os(name).map(PathBuf::from))
@@ -399,6 +423,11 @@ impl Sources {
         if let Some(pool) = &config.pool {
             config.state_dir = pool.state_dir(&config.state_dir);
             config.admin_listen = pool.admin(&config.admin_listen);
+            if !config.rules.is_empty() {
+                problems.push(Problem::new(
+                    "[[placement.rule]]: the keys of a twemproxy pool are placed by its list of servers, without rules",
+                ));
+            }
             if config.cluster_emulate {
                 problems.push(config.problem(
                     "cluster.emulate",
@@ -408,6 +437,7 @@ impl Sources {
         }
         // Combinations of values are checked only if each value is valid.
         if problems.is_empty() {
+            problems.extend(config.rule_set().err().into_iter().flat_map(|problems| problems.0));
             config.check_nodes(&mut problems);
         }
         if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }

@@ -30,6 +30,7 @@ pub(crate) fn render(config: &Config) -> String {
         .iter()
         .for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
     config.limits.iter().for_each(|limit| item(&mut out, Section::Limit, keys::LIMIT, limit, None));
+    config.rules.iter().for_each(|rule| item(&mut out, Section::Rule, keys::RULE, rule, None));
     config.nodes.iter().for_each(|node| item(&mut out, Section::Node, keys::NODE, node, node.origin.as_ref()));
     if let Some(pool) = &config.pool {
         render_pool(&mut out, pool, &config.nodes);
@@ -93,6 +94,10 @@ pub(crate) fn example() -> String {
     }
     out.push_str("\n# One for each limit on keys.\n#[[limit]]\n");
     for key in keys::LIMIT {
+        comment(&mut out, key, None);
+    }
+    out.push_str("\n# One for each rule that keeps keys in one slot.\n#[[placement.rule]]\n");
+    for key in keys::RULE {
         comment(&mut out, key, None);
     }
     out.push_str("\n# One for each Redis or Valkey server.\n[[node]]\n");
@@ -172,6 +177,9 @@ impl Config {
         if self.limits != running.limits {
             changes.push(Change { description: "the [[limit]] tables".to_owned(), takes: AppliesOn::Reload });
         }
+        if self.rules != running.rules {
+            changes.push(Change { description: "the [[placement.rule]] tables".to_owned(), takes: AppliesOn::Reload });
+        }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
             config.nodes.iter().find(|node| node.name().as_deref() == Some(name)).cloned()
         };
@@ -235,6 +243,10 @@ pub(super) fn reference() -> String {
         keys::LISTENER.iter().map(|key| row(key, None)).collect(),
     );
     table("`[[limit]]`, one for each limit on keys", keys::LIMIT.iter().map(|key| row(key, None)).collect());
+    table(
+        "`[[placement.rule]]`, one for each rule that keeps keys in one slot",
+        keys::RULE.iter().map(|key| row(key, None)).collect(),
+    );
     table("`[[node]]`, one for each node", keys::NODE.iter().map(|key| row(key, None)).collect());
     out
 }

@@ -153,7 +153,7 @@ pub(crate) fn run(
     let timeout = resolved.live.connect_timeout.min(first_start::TIMEOUT);
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
-            None => first_start::examine_nodes(&resolved.nodes, timeout, beside, log_discovery)?,
+            None => first_start::examine_nodes(&resolved.nodes, &config.rule_set()?, timeout, beside, log_discovery)?,
             Some(pool) => {
                 first_start::examine_pool(pool.continuum()?, &resolved.nodes, timeout, beside, log_discovery)?
             }
@@ -271,6 +271,7 @@ pub(crate) fn run(
         .collect();
     running.set_seats(Arc::clone(&seats));
     running.set(router, Arc::clone(&topology));
+    fleet.operator.tune_rules(config.placement_rules(), config.adopts_rules());
     let source = Arc::clone(&fleet) as Arc<dyn Source>;
     match shown {
         Some(shown) => shown.hand_over(source),
@@ -299,6 +300,7 @@ pub(crate) fn run(
             Some(first_start::Discovery::start(
                 Arc::clone(&placement),
                 Arc::clone(&running),
+                config.rule_set()?,
                 connect_timeout,
                 own,
                 held,

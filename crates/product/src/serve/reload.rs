@@ -267,6 +267,7 @@ impl Reloader {
             let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();
             self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());
         }
+        self.fleet.operator.tune_rules(config.placement_rules(), config.adopts_rules());
         self.fleet.operator.tune_planner(&config.planner);
         self.fleet.operator.tune_autoscaler(&config.autoscale);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));

@@ -79,6 +79,11 @@ fn the_guide_to_dead_servers_works() {
 }
 
 #[test]
+fn the_guide_to_related_keys_works() {
+    follow("any-keys.md");
+}
+
+#[test]
 fn the_guide_to_standbys_works() {
     follow("high-availability.md");
 }

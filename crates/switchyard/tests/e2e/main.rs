@@ -55,6 +55,7 @@ mod protocols;
 mod pubsub;
 mod renew;
 mod replicas;
+mod rules;
 mod scan;
 mod script_generator;
 mod script_keys;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sample::{Sample, sample};
 use stats::{Calls, calls, judge_calls};
+use switchyard_policy::topology::Placement;
 use switchyard_resp::command::{Command, Flags, Handling, Keys};
 use switchyard_router::{NodeAccess, spans_slots};
 
@@ -40,11 +41,12 @@ pub(crate) enum Limit {
 }
 
 /// Returns findings about the commands of these servers: from call counts, and with `time` also from a sample.
-pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> Vec<Finding> {
+/// `placement`: that of the fleet, which decides whether keys share a slot.
+pub(crate) fn examine_commands(nodes: &[NodeAccess], placement: &Placement, time: Option<Duration>) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
         let looks: Vec<_> = nodes
             .iter()
-            .map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time))))))
+            .map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, placement, time))))))
             .collect();
         looks.into_iter().filter_map(|(node, look)| Some((node, look.join().ok()?))).collect()
     });

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_control::nodes::{NodeConnection, PROBE_NAME};
-use switchyard_policy::topology::{Slot, crc16_slot};
+use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
@@ -110,13 +110,13 @@ const TAGS: &str =
 const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
 
 /// Samples the commands of a node for `time`.
-pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
+pub(crate) fn sample(access: &NodeAccess, placement: &Placement, time: Duration) -> Result<Sample, String> {
     let mut node = NodeConnection::open(access, REPLY_TIMEOUT)?;
     // Routers that connect later are recognized by their CLIENT SETNAME in the sample.
     let mut other = NodeConnection::open(access, REPLY_TIMEOUT)?;
     let _ = other.call(&["CLIENT", "SETNAME", PROBE_NAME]);
     let routers = routers(&mut other);
-    let mut tally = Tally::default();
+    let mut tally = Tally { placement: placement.clone(), ..Tally::default() };
     let until = Instant::now() + time;
     let whole = node.monitor(until, BYTES_MAX, LINE_MAX, &mut |line| tally.take(line))?;
     Ok(tally.finish(&routers, !whole))
@@ -146,6 +146,7 @@ struct ClientSample {
 #[derive(Debug)]
 struct Tally {
     table: Arc<CommandTable>,
+    placement: Placement,
     clients: BTreeMap<String, ClientSample>,
     /// Last script with its declared keys. The commands that a script calls follow its own line directly.
     script: Option<Script>,
@@ -161,7 +162,12 @@ struct Script {
 
 impl Default for Tally {
     fn default() -> Self {
-        Self { table: Arc::new(CommandTable::builtin()), clients: BTreeMap::new(), script: None }
+        Self {
+            table: Arc::new(CommandTable::builtin()),
+            placement: Placement::Crc16,
+            clients: BTreeMap::new(),
+            script: None,
+        }
     }
 }
 
@@ -203,7 +209,7 @@ impl Tally {
             return;
         }
         let keys = keys(command, args);
-        let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| self.placement.slot_of(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
         seen.is_router |=
             &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));

@@ -1,0 +1,350 @@
+//! Placement rules: keys of one tag work together on several nodes, and rules change while clients use the keys.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use switchyard_policy::topology::{Rule, RuleSet, Ruled, crc16_slot};
+
+use crate::movectl::{done, json, names, refused, run_cli};
+use crate::movectl_history::Recording;
+use crate::movectl_moves::{eventually, wait_for};
+use crate::support::{Client, NodeOptions, Router, Site, SiteOptions, Value, bulk, encode, ok};
+
+const RULES: &str =
+    "[[placement.rule]]\nkeys = [\"bull:{queue}:*\"]\n\n[[placement.rule]]\nkeys = [\"rq:*\"]\ntag = \"rq\"\n";
+
+/// Options of an adoption that takes some seconds for [`KEYS`] keys.
+const SLOWLY: &str = "--goal gentle --max-rate 100kb";
+
+const KEYS: usize = 6_000;
+
+const QUEUES: usize = 8;
+
+fn name(number: usize) -> String {
+    format!("bull:q{}:key:{number}", number % QUEUES)
+}
+
+fn value(number: usize) -> String {
+    format!("{number} {}", "x".repeat(60))
+}
+
+fn fill(client: &mut Client) {
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &name(n), &value(n)])).collect();
+    assert!(client.pipeline(&bytes, KEYS).into_iter().all(|reply| reply == b"+OK\r\n"));
+}
+
+#[track_caller]
+fn all_there(client: &mut Client) {
+    let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["GET", &name(n)])).collect();
+    for (number, reply) in client.pipeline(&bytes, KEYS).into_iter().enumerate() {
+        let expected = value(number);
+        assert_eq!(String::from_utf8_lossy(&reply), format!("${}\r\n{expected}\r\n", expected.len()), "{number}");
+    }
+}
+
+/// The report of the rules, with the state of an adoption.
+fn report(router: &Router) -> Json {
+    json(router, "rules list")
+}
+
+#[track_caller]
+fn until_adopted(router: &Router) -> Json {
+    eventually("the adoption ends", || Some(report(router)).filter(|report| report["adoption"].is_null()))
+}
+
+/// Fails unless all keys of each queue are at the node of the queue's slot.
+#[track_caller]
+fn keys_are_at_their_tags(site: &Site) {
+    let router = site.router();
+    for queue in 0..QUEUES {
+        let told = json(router, &format!("where q{queue}"));
+        let home = told["keys"][0]["node"].as_str().expect("a node").to_owned();
+        for node in site.nodes() {
+            let keys = node.cmd(&format!("KEYS bull:q{queue}:key:*")).items().len();
+            let is_home = node.address().to_string() == home;
+            assert!(
+                if is_home { keys == KEYS.div_ceil(QUEUES) } else { keys == 0 },
+                "queue {queue}: {keys} at {}",
+                node.address()
+            );
+        }
+    }
+}
+
+#[test]
+fn keys_of_one_tag_work_together_on_several_nodes() {
+    let Some(site) = Site::router_only(3, &SiteOptions::config(RULES)) else { return };
+    let mut client = site.client();
+    assert_eq!(report(site.router())["number"], 1, "the first start has the configured rules");
+    for command in ["RPUSH bull:mail:wait a b", "SET bull:mail:meta 7", "SET rq:job:1 x", "SADD rq:queues q"] {
+        assert_eq!(client.cmd(command).error(), None, "{command}");
+    }
+    assert_eq!(client.cmd("RPOPLPUSH bull:mail:wait bull:mail:active"), bulk("b"));
+    assert_eq!(client.cmd("BLMOVE bull:mail:wait bull:mail:active LEFT RIGHT 1"), bulk("a"));
+    assert_eq!(client.cmd("RENAME rq:job:1 rq:job:2"), ok());
+    for (command, reply) in [
+        ("WATCH bull:mail:meta", ok()),
+        ("MULTI", ok()),
+        ("INCR bull:mail:meta", Value::Simple("QUEUED".into())),
+        ("SADD bull:mail:done 1", Value::Simple("QUEUED".into())),
+        ("EXEC", Value::Array(vec![Value::Int(8), Value::Int(1)])),
+    ] {
+        assert_eq!(client.cmd(command), reply, "{command}");
+    }
+    let undeclared = "return redis.call('LRANGE', 'bull:mail:active', 0, -1)";
+    let both = Value::Array(vec![bulk("b"), bulk("a")]);
+    assert_eq!(client.call(&["EVAL", undeclared, "1", "bull:mail:meta"]), both);
+    let foreign = client.call(&["EVAL", undeclared, "1", "bull:sms:meta"]);
+    assert!(foreign.error().is_some_and(|text| text.contains("bull:mail:active")), "{foreign:?}");
+    // The tag of a sorted key determines its slot, not its whole name.
+    let sorted = client.cmd("SORT bull:mail:active BY {bull:mail:active}:*");
+    assert!(sorted.error().is_some_and(|text| text.contains("BY")), "{sorted:?}");
+    // A hash tag in the name wins, and channels have no rules.
+    let crossed = client.cmd("RENAME rq:{other} rq:job:2");
+    assert!(crossed.error().is_some_and(|text| text.starts_with("CROSSSLOT")), "{crossed:?}");
+    assert_eq!(client.cmd("CLUSTER KEYSLOT rq:x"), Value::Int(i64::from(crc16_slot(b"rq:x").number())));
+    let checked = done(site.router(), "rules check bull:mail:wait rq:{other} plain");
+    for part in ["bull:{queue}:*", "its own hash tag", "no rule"] {
+        assert!(checked.contains(part), "{checked}");
+    }
+}
+
+/// Patterns of each kind, with keys that match, nearly match, and match several.
+const PATTERNS: [(&str, Option<&str>); 7] = [
+    ("a:{x}:*", None),
+    ("b.{x...}.y", None),
+    ("c{x}", None),
+    ("{x}-d*", None),
+    ("e*", Some("t")),
+    ("exact", Some("t")),
+    ("a*", Some("rest")),
+];
+
+const NAMES: [&str; 24] = [
+    "a:1:x", "a:1:y", "a:1", "a:2:", "a::x", "a:}:x", "a:1}2:z", "b.1.y", "b.1.2.y", "b.1.yy", "b..y", "c1", "c1}2",
+    "c}1", "c", "1-d", "1-dx", "-d", "e", "e1", "exact", "{1}", "x{1}y", "other",
+];
+
+/// These rules, and as tables of the configuration.
+fn set(patterns: &[(&str, Option<&str>)]) -> (Ruled, String) {
+    let rule = |(keys, tag): &(&str, Option<&str>)| Rule { keys: vec![(*keys).into()], tag: tag.map(str::to_owned) };
+    let table = |(keys, tag): &(&str, Option<&str>)| {
+        let tag = tag.map(|tag| format!("tag = \"{tag}\"\n")).unwrap_or_default();
+        format!("[[placement.rule]]\nkeys = [\"{keys}\"]\n{tag}\n")
+    };
+    let rules = RuleSet::new(patterns.iter().map(rule).collect()).expect("valid rules");
+    (Ruled::first(rules), patterns.iter().map(table).collect())
+}
+
+/// Replaces the rules in the configuration, and reloads it.
+fn reload(router: &Router, rules: &str) {
+    let file = router.config_file();
+    let before = std::fs::read_to_string(&file).expect("a file");
+    let (head, _) = before.split_once("[[placement.rule]]").unwrap_or((&before, ""));
+    std::fs::write(&file, format!("{head}\n{rules}")).expect("written");
+    router.process().signal(rustix::process::Signal::HUP);
+    eventually("the configuration is reloaded", || !report(router)["configured"].is_null());
+}
+
+#[test]
+fn scripts_may_use_exactly_the_keys_of_their_slots() {
+    let ((one, first), (other, second)) = (set(&PATTERNS), set(&PATTERNS[3..]));
+    let Some(site) = Site::router_only(2, &SiteOptions::config(first)) else { return };
+    let (router, mut client) = (site.router(), site.client());
+    let bytes: Vec<u8> = (0..2000).flat_map(|n| encode(&["SET", &format!("a:{n}:k"), &value(n)])).collect();
+    assert!(client.pipeline(&bytes, 2000).into_iter().all(|reply| reply == b"+OK\r\n"));
+    let mut permitted = |declared: &str, used: &str| {
+        let reply = client.call(&["EVAL", "local k = ARGV[1] return redis.call('EXISTS', k)", "1", declared, used]);
+        assert!(reply.error().is_none_or(|text| text.contains("touches the key")), "{reply:?}");
+        reply.error().is_none()
+    };
+    let pairs = || NAMES.iter().flat_map(|declared| NAMES.iter().map(move |used| (*declared, *used)));
+    for (declared, used) in pairs() {
+        let same = one.slot_of(declared.as_bytes()) == one.slot_of(used.as_bytes());
+        assert_eq!(permitted(declared, used), same, "{declared} {used}");
+    }
+    reload(router, &second);
+    done(router, "rules adopt --goal gentle --max-rate 20kb");
+    done(router, "rules pause");
+    assert_eq!(report(router)["adoption"]["state"], "paused");
+    for (declared, used) in pairs() {
+        let same = [&one, &other].iter().all(|ruled| {
+            let tag = |key: &str| ruled.tag(key.as_bytes()).unwrap_or(key.as_bytes()).to_vec();
+            tag(declared) == tag(used)
+        });
+        assert_eq!(permitted(declared, used), same, "{declared} {used}");
+    }
+}
+
+#[test]
+fn functions_may_use_keys_of_the_tag_after_an_adoption() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let library = "#!lua name=q\nredis.register_function('take', function(k, a) return redis.call('GET', a[1]) end)";
+    let loaded = client.call(&["FUNCTION", "LOAD", library]);
+    if loaded.error().is_some() {
+        return eprintln!("no functions before Redis 7.0");
+    }
+    fill(&mut client);
+    let take = |client: &mut Client, key: &str, other: &str| client.call(&["FCALL", "take", "1", key, other]);
+    assert!(take(&mut client, &name(0), &name(QUEUES)).error().is_some());
+    done(site.router(), "rules adopt --preset bullmq");
+    until_adopted(site.router());
+    eventually("nodes have libraries for the rules", || {
+        take(&mut client, &name(0), &name(QUEUES)) == bulk(value(QUEUES))
+    });
+    assert!(take(&mut client, &name(0), &name(1)).error().is_some(), "keys of other queues stay forbidden");
+    let code = client.cmd("FUNCTION LIST WITHCODE");
+    assert!(
+        format!("{code:?}").contains("redis.register_function") && !format!("{code:?}").contains("local function A")
+    );
+}
+
+#[test]
+fn an_adoption_moves_keys_once_while_clients_use_them() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let router = site.router();
+    let mut client = site.client();
+    fill(&mut client);
+    let planned = done(router, "rules adopt --preset bullmq --dry-run");
+    assert!(planned.contains("keys would move to another node") && planned.contains("KEYS AFTER"), "{planned}");
+    assert_eq!(report(router)["number"], 0);
+    let mut waiting = site.client();
+    waiting.post("BLPOP bull:q3:blocked 60");
+    let recording = Recording::start(&[site.address()], |number| format!("bull:q{}:h:{number}", number % 5));
+    recording.wait_for(100);
+    done(router, &format!("rules adopt --preset bullmq {SLOWLY}"));
+    let begun = report(router);
+    assert_eq!(begun["adoption"]["state"], "running", "{begun}");
+    let mut later = site.client();
+    later.post("BLPOP bull:q3:blocked 60");
+    recording.wait_for(300);
+    // All existing keys are found by a SCAN during the adoption.
+    let mut found = std::collections::BTreeSet::new();
+    let mut cursor = "0".to_owned();
+    loop {
+        let page = client.cmd(&format!("SCAN {cursor} MATCH bull:*:key:* COUNT 500"));
+        found.extend(page.items()[1].items().iter().map(Value::text));
+        cursor = page.items()[0].text();
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!(found.len(), KEYS);
+    until_adopted(router);
+    // Clients that wait for a key are served in their order, also if rules changed in between.
+    for (client, value) in [(&mut waiting, "first"), (&mut later, "second")] {
+        assert_eq!(site.client().cmd(&format!("RPUSH bull:q3:blocked {value}")), Value::Int(1));
+        assert_eq!(client.reply(), Value::Array(vec![bulk("bull:q3:blocked"), bulk(value)]));
+    }
+    recording.wait_for(100);
+    let (tally, keys) = recording.finish().expect("linearizable");
+    assert_eq!((tally.broken, tally.errors.keys().count()), (0, 0), "{tally:?}");
+    assert!(!keys.is_empty());
+    all_there(&mut client);
+    keys_are_at_their_tags(&site);
+    let moved: u64 = crate::movectl_moves::report(router)["ended"]
+        .as_array()
+        .expect("moves")
+        .iter()
+        .map(|one| one["keys_moved"].as_u64().expect("a number"))
+        .sum();
+    assert!(moved < KEYS as u64, "each key moves at most once, and keys at their node do not move: {moved}");
+    assert!(site.router().metrics().contains("switchyard_placement_rules_number 1\n"));
+}
+
+#[test]
+fn a_killed_router_continues_an_adoption() {
+    let node = NodeOptions::args(&["--appendonly", "yes"]);
+    let Some(mut site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
+    let nodes: Vec<SocketAddr> = site.nodes().iter().map(crate::support::Node::address).collect();
+    fill(&mut site.client());
+    done(site.router(), &format!("rules adopt --preset bullmq {SLOWLY}"));
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(400));
+        site.router_mut().process_mut().kill();
+        site.router_mut().start_again(&nodes);
+        let report = report(site.router());
+        assert_eq!(report["adoption"]["state"], "running", "{report}");
+    }
+    site.node_mut(1).kill();
+    site.node_mut(1).restart();
+    until_adopted(site.router());
+    all_there(&mut site.client());
+    keys_are_at_their_tags(&site);
+    assert_eq!(report(site.router())["number"], 1);
+}
+
+#[test]
+fn an_adoption_can_be_paused_and_abandoned() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let router = site.router();
+    fill(&mut site.client());
+    let before: Vec<i64> = site.nodes().iter().map(|node| node.cmd("DBSIZE").int()).collect();
+    assert!(refused(router, "rules pause").contains("no adoption"));
+    done(router, &format!("rules adopt --preset bullmq {SLOWLY}"));
+    let left = |report: &Json| report["adoption"]["groups_left"].as_u64();
+    eventually("keys move", || crate::movectl_moves::the_move(router, 1)["keys_moved"].as_u64().filter(|n| *n > 50));
+    done(router, "rules pause");
+    assert_eq!(report(router)["adoption"]["state"], "paused");
+    wait_for(router, 1, "paused");
+    let again = refused(router, "rules adopt --preset rq");
+    assert!(again.contains("an adoption of rules is in progress"), "{again}");
+    done(router, "rules resume");
+    eventually("groups arrive", || Some(left(&report(router))).filter(|left| *left < left_at_start(router)));
+    done(router, "rules abandon");
+    let ended = until_adopted(router);
+    assert_eq!(ended["rules"].as_array().map(Vec::len), Some(0), "{ended}");
+    let after: Vec<i64> = site.nodes().iter().map(|node| node.cmd("DBSIZE").int()).collect();
+    assert_eq!(after, before, "all keys are back");
+    all_there(&mut site.client());
+}
+
+/// Number of groups that leave their node.
+fn left_at_start(router: &Router) -> Option<u64> {
+    // Two nodes have four pairs, and the keys of two of them move.
+    report(router)["adoption"]["groups"].as_u64().map(|groups| groups / 2)
+}
+
+#[test]
+fn moves_and_adoptions_wait_for_each_other() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let (router, names) = (site.router(), names(&site));
+    fill(&mut site.client());
+    let move_all = format!("move --from {} --to {} --all", names[0], names[1]);
+    done(router, &format!("{move_all} {SLOWLY}"));
+    let told = done(router, "rules adopt --preset bullmq");
+    assert!(told.contains("the adoption waits: move 1 is in progress"), "{told}");
+    let waiting = report(router);
+    assert_eq!((&waiting["adoption"]["state"], &waiting["number"]), (&Json::from("requested"), &Json::from(0)));
+    done(router, "moves abort 1");
+    until_adopted(router);
+    done(router, &format!("rules adopt --none {SLOWLY}"));
+    let text = refused(router, &move_all);
+    assert!(text.contains("an adoption of placement rules is in progress"), "{text}");
+    refused(router, &format!("nodes drain {}", names[0]));
+    done(router, "rules abandon");
+    until_adopted(router);
+    all_there(&mut site.client());
+}
+
+#[test]
+fn changed_rules_in_the_configuration_wait_for_an_order() {
+    let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"ask\"\n")) else { return };
+    let router = site.router();
+    fill(&mut site.client());
+    reload(router, RULES);
+    assert_eq!(report(router)["configured"].as_array().map(Vec::len), Some(2));
+    assert_eq!(report(router)["number"], 0);
+    assert!(router.process().log().contains("switchyard rules adopt"));
+    done(router, "rules adopt");
+    assert_eq!(until_adopted(router)["number"], 1);
+    keys_are_at_their_tags(&site);
+    let file = router.config_file();
+    std::fs::write(&file, "[placement]\nadopt = \"auto\"\n").expect("written");
+    router.process().signal(rustix::process::Signal::HUP);
+    eventually("the rules are removed by themselves", || report(router)["number"] == 2);
+    all_there(&mut site.client());
+    assert_eq!(run_cli(router, "rules check bull:q1:x").code, 0);
+}
