@@ -181,7 +181,11 @@ async fn index(
     let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
     let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
         // A link is a GET without parameters.
-        Entry { path, purpose, is_link: !purpose.starts_with("POST") && path != WHERE && !path.contains('{') }
+        Entry {
+            path,
+            purpose,
+            is_link: !purpose.starts_with("POST") && !matches!(path, WHERE | RULES_CHECK) && !path.contains('{'),
+        }
     };
     let entries: Vec<Entry> = table().into_iter().map(entry).collect();
     let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, STYLED)];

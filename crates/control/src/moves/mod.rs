@@ -142,6 +142,12 @@ impl Moves {
         self.state().open.keys().copied().collect()
     }
 
+    /// Moves of slots that have not ended. During an adoption of rules all of them are part of it.
+    pub(crate) fn open_moves_of_slots(&self) -> Vec<MoveId> {
+        let state = self.state();
+        state.open.iter().filter(|(_, planned)| planned.order.keys.is_none()).map(|(id, _)| *id).collect()
+    }
+
     /// An open move that involves the node.
     pub(crate) fn involving(&self, node: NodeId) -> Option<MoveId> {
         self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)).map(|(id, _)| *id)

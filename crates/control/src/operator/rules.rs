@@ -42,6 +42,8 @@ pub(super) struct RuleAdoption(Mutex<Inner>);
 struct Inner {
     request: Request,
     configured: Vec<Rule>,
+    /// The configured rules could not be compared yet; with the setting whether they are adopted without an order.
+    not_compared: Option<bool>,
     /// Reason why the adoption waits, or its last error.
     waits_for: Option<String>,
 }
@@ -85,8 +87,14 @@ impl RuleAdoption {
 impl Operator {
     /// Applies the configured rules. `adopts`: request their adoption if they differ from those in force.
     pub fn tune_rules(&self, configured: Vec<Rule>, adopts: bool) {
-        self.rules.inner().configured.clone_from(&configured);
-        let Ok(topology) = self.moves.topology_now() else { return };
+        let topology = self.moves.topology_now();
+        {
+            let mut inner = self.rules.inner();
+            inner.configured.clone_from(&configured);
+            // A first start may not know the keys of all nodes yet.
+            inner.not_compared = topology.is_err().then_some(adopts);
+        }
+        let Ok(topology) = topology else { return };
         if goal_rules(&topology) == configured || topology.placement().continuum().is_some() {
             return;
         }
@@ -129,7 +137,7 @@ impl Operator {
                 .to_owned(),
                 groups: topology.slots().filter(|slot| slot.is_passage()).count() as u64,
                 groups_left: topology.adoption_moves().len() as u64,
-                moves: self.moves.open_ids().iter().map(|id| id.0).collect(),
+                moves: self.moves.open_moves_of_slots().iter().map(|id| id.0).collect(),
                 waits_for,
             }),
         };
@@ -243,7 +251,7 @@ impl Operator {
 
     /// Changes all moves of the adoption. A refused change is reported by the next step.
     fn steer_open(&self, what: &SteerRequest) {
-        for id in self.moves.open_ids() {
+        for id in self.moves.open_moves_of_slots() {
             if let Err(refused) = self.moves.steer(id, what) {
                 info!("move {} of the adoption of rules stays as it is: {}", id.0, refused.text());
             }
@@ -252,6 +260,13 @@ impl Operator {
 
     /// Performs the next step of an adoption. Called periodically.
     pub(crate) fn follow_rules(&self) {
+        let (not_compared, configured) = {
+            let inner = self.rules.inner();
+            (inner.not_compared, inner.configured.clone())
+        };
+        if let Some(adopts) = not_compared {
+            self.tune_rules(configured, adopts);
+        }
         let waits_for = match self.step_of_adoption() {
             Ok(waits_for) => waits_for,
             Err(OperationError::Unavailable(_)) => return,

@@ -30,7 +30,6 @@ pub(crate) use switchyard_control::nodes::{
 };
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
-use switchyard_policy::topology::{Rule, RuleSet};
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -244,23 +243,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The placement rules of all tables.
-    pub(crate) fn placement_rules(&self) -> Vec<Rule> {
-        // Invalid tables have been reported when the file was read.
-        self.rules.iter().filter_map(|table| table.rules().ok()).flatten().collect()
-    }
-
-    /// The placement rules of all tables, for use.
-    pub(crate) fn rule_set(&self) -> Result<RuleSet, Problems> {
-        RuleSet::new(self.placement_rules())
-            .map_err(|error| Problems(vec![Problem::new(format!("[[placement.rule]]: {error}"))]))
-    }
-
-    /// Whether changed rules are adopted without an order.
-    pub(crate) fn adopts_rules(&self) -> bool {
-        self.adopt_rules == Adopt::Auto
-    }
-
     /// Whether the state directory is the default one.
     pub(crate) fn has_default_state_dir(&self) -> bool {
         self.state_dir == default_state_dir(|name| std::env::var_os(name).map(PathBuf::from))

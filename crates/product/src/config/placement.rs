@@ -3,6 +3,7 @@
 use switchyard_policy::topology::{PRESETS, Preset, Rule, RuleSet};
 
 use super::raw::Raw;
+use super::{Config, Problem, Problems};
 
 /// When changed rules are adopted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,25 @@ pub(super) fn read_preset(raw: &Raw) -> Result<&'static Preset, String> {
         let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
         format!("{name:?} is no preset: use {}", names.join(", "))
     })
+}
+
+impl Config {
+    /// The placement rules of all tables.
+    pub(crate) fn placement_rules(&self) -> Vec<Rule> {
+        // Invalid tables have been reported when the file was read.
+        self.rules.iter().filter_map(|table| table.rules().ok()).flatten().collect()
+    }
+
+    /// The placement rules of all tables, for use.
+    pub(crate) fn rule_set(&self) -> Result<RuleSet, Problems> {
+        RuleSet::new(self.placement_rules())
+            .map_err(|error| Problems(vec![Problem::new(format!("[[placement.rule]]: {error}"))]))
+    }
+
+    /// Whether changed rules are adopted without an order.
+    pub(crate) fn adopts_rules(&self) -> bool {
+        self.adopt_rules == Adopt::Auto
+    }
 }
 
 impl RuleConfig {

@@ -330,9 +330,12 @@ fn the_example_changes_no_default() {
     let all: String = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {
-            // A node has an address or Sentinels, not both. `replication_is_checked_for_contradictions` covers these
-            // keys.
-            Some(key) if key.starts_with("sentinels =") || key.starts_with("sentinel-master =") => String::new(),
+            // A node has an address or Sentinels, and a rule has a preset or patterns with a capture or a tag, not both.
+            Some(key)
+                if ["sentinels =", "sentinel-master =", "preset =", "tag ="].iter().any(|k| key.starts_with(k)) =>
+            {
+                String::new()
+            }
             Some(key) if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") => {
                 format!("{key}\n")
             }
