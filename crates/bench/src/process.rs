@@ -4,12 +4,14 @@
 //! Each child has its own process group, so that Ctrl-C in a terminal reaches only the parent, which stops the children
 //! in order. Otherwise children would end at the same time, and the last second of every run would look like a failure.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -19,10 +21,24 @@ use crate::client::Client;
 /// Timeout for a server's first reply. Envoy needs about a second on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Returns a loopback port that was free a moment ago.
+/// Returns a loopback port that was free a moment ago, and that none of the last 64 calls returned.
+///
+/// The kernel may assign a port again as soon as its listener is closed, so two calls in a row could return the same
+/// port before the first caller has bound it.
 pub fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+    static RECENT: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
+    let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port on 127.0.0.1")?;
+        let port = listener.local_addr()?.port();
+        if !recent.contains(&port) {
+            recent.push_back(port);
+            if recent.len() > 64 {
+                recent.pop_front();
+            }
+            return Ok(port);
+        }
+    }
 }
 
 /// Returns a loopback address with a port that was free a moment ago.

@@ -348,6 +348,11 @@ fn servers_are_verified_by_their_own_names() {
     let mut client = Client::connect(router.address());
     until("the first is used", || client.cmd("SET k v") == ok());
     until("the replica has it", || second.cmd("GET k") == bulk("v"));
+    // A replica is followed after its promotion only if the router has seen it follow this primary.
+    until("the router has seen the replica", || {
+        let listed = crate::movectl::json(&router, "nodes list");
+        listed["nodes"][0]["replicas"].as_array().is_some_and(|replicas| !replicas.is_empty())
+    });
     drop(first);
     assert_eq!(second.cmd("REPLICAOF NO ONE"), ok());
     until("the second is used", || Client::connect(router.address()).cmd("SET k w") == ok());
