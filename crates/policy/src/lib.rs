@@ -18,6 +18,7 @@ pub mod planner;
 pub mod routing;
 pub mod scan;
 pub mod telemetry;
+pub mod together;
 pub mod topology;
 pub mod twemproxy;
 pub mod wait_queue;

@@ -49,6 +49,7 @@ mod tap;
 mod telemetry;
 mod threads;
 mod tls;
+mod used_together;
 mod users;
 mod wait_queues;
 mod worker;
@@ -94,6 +95,7 @@ use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, Process};
 use switchyard_policy::telemetry::HotNode;
+use switchyard_policy::together::Groups;
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::command::CommandTable;
 
@@ -700,6 +702,11 @@ impl Router {
     /// Whether one node has all keys, and so accepts every command.
     pub fn is_one_node(&self) -> bool {
         self.shared.routing().topology.only_node().is_some()
+    }
+
+    /// A sample of keys that clients use together although they are in several slots.
+    pub fn used_together(&self) -> Groups {
+        self.shared.used_together.groups()
     }
 
     /// Number of the placement rules, and whether an adoption is in progress: the checks of libraries depend on both.

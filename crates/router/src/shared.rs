@@ -43,6 +43,7 @@ use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::tap::Tap;
 use crate::telemetry::SharedBoard;
+use crate::used_together::UsedTogether;
 use crate::users::AclLog;
 use crate::users::Users;
 use crate::users::{Attempt, Logins};
@@ -309,6 +310,8 @@ pub(crate) struct Shared {
     pub(crate) busy: Busy,
     /// Commands that only work because there is a single node.
     pub(crate) alone: SingleNodeUsage,
+    /// Keys used together although they are in several slots.
+    pub(crate) used_together: UsedTogether,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
@@ -437,6 +440,7 @@ impl Shared {
             busy: Busy::default(),
             command_replies: CommandReplyCache::default(),
             alone: SingleNodeUsage::default(),
+            used_together: UsedTogether::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),

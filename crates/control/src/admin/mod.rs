@@ -49,7 +49,8 @@ pub use report::{
     StatusReport, TokenReport, UnreachableNode, Warning,
 };
 pub use rules::{
-    AdoptionReport, RuledKeyReport, RulesCheckReport, RulesEstimate, RulesOrder, RulesReport, RulesRequest, RulesResult,
+    AdoptionReport, RuledKeyReport, RulesCheckReport, RulesEstimate, RulesOrder, RulesProposal, RulesReport,
+    RulesRequest, RulesResult, TooLargeReport,
 };
 
 pub use thread::{AdminThread, access};

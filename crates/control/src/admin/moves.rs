@@ -61,6 +61,11 @@ pub enum Operation {
     Rules,
     /// Return the effect of the rules on keys.
     CheckRules(Vec<Vec<u8>>),
+    /// Propose placement rules.
+    LearnRules {
+        /// Whether the client may read names of keys.
+        named: bool,
+    },
     /// Change the placement rules.
     SteerRules(RulesOrder),
     /// Control a move.
@@ -95,7 +100,7 @@ impl Operation {
             | Self::Load
             | Self::HotCopies => false,
             Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation | Self::Autoscale => false,
-            Self::Rules | Self::CheckRules(_) => false,
+            Self::Rules | Self::CheckRules(_) | Self::LearnRules { .. } => false,
             Self::SteerRules(order) => !matches!(order, RulesOrder::Adopt { dry_run: true, .. }),
             Self::Plan(request) => request.apply,
             Self::SteerAutomation(_) | Self::SteerAutoscale(_) => true,

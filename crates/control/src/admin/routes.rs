@@ -43,6 +43,7 @@ const REPLAY: &str = "/api/v1/plan/history/{id}/replay";
 const AUTOMATION: &str = "/api/v1/automation";
 const RULES: &str = "/api/v1/rules";
 const RULES_CHECK: &str = "/api/v1/rules/check";
+const RULES_LEARN: &str = "/api/v1/rules/learn";
 const AUTOSCALE: &str = "/api/v1/autoscale";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
@@ -51,7 +52,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, purpose and handler of each route.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 32] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 33] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
@@ -112,6 +113,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 32] {
             RULES,
             "placement rules and their adoption, as JSON; POST {\"do\": \"adopt\", \"rules\", \"dry_run\"}, {\"do\": \"pause\"}, {\"do\": \"resume\"} or {\"do\": \"abandon\"}",
             get(rules).post(steer_rules),
+        ),
+        (
+            RULES_LEARN,
+            "rules proposed from keys that clients use together; only their number without the token; as JSON",
+            get(learn_rules),
         ),
         (RULES_CHECK, "the effect of the rules on keys: ?key=NAME, repeatable; as JSON", get(check_rules)),
         (
@@ -421,6 +427,14 @@ async fn check_rules(State(source): State<Shared>, from: From, uri: Uri) -> Resu
     let keys = parse_keys(uri.query().unwrap_or_default())
         .ok_or_else(|| refuse(RULES_CHECK, StatusCode::BAD_REQUEST, WHICH_KEYS))?;
     operate(RULES_CHECK, source, from, Operation::CheckRules(keys)).await
+}
+
+async fn learn_rules(
+    State(source): State<Shared>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
+    from: From,
+) -> Result<Response, Response> {
+    operate(RULES_LEARN, source, from, Operation::LearnRules { named }).await
 }
 
 async fn steer_rules(

@@ -128,6 +128,38 @@ pub struct RulesEstimate {
     pub load_percent_after: Option<f64>,
 }
 
+/// Rules proposed from the keys that clients use together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RulesProposal {
+    /// The rules in force, or in adoption, and then the proposed ones. Empty if the client may not read names of keys,
+    /// because patterns may be such names.
+    pub rules: Vec<Rule>,
+    /// Number of the proposed rules.
+    pub proposed: u64,
+    /// Number of sampled groups of keys that clients use together. All of them were in several slots at that time.
+    pub groups: u64,
+    /// Number of these groups in one slot now.
+    pub together_now: u64,
+    /// Number of these groups in one slot with the proposed rules.
+    pub together_then: u64,
+    /// Whether the proposed rules keep 95 % of the groups in one slot.
+    pub is_enough: bool,
+    /// Rules that are not proposed, because one tag would have too much load. Empty like `rules`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub too_large: Vec<TooLargeReport>,
+}
+
+/// A rule that is not proposed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TooLargeReport {
+    /// The rule.
+    pub rule: Rule,
+    /// The tag with the most load.
+    pub tag: String,
+    /// Share of this tag in the load of the fleet, in percent.
+    pub percent: u32,
+}
+
 /// Effect of the rules on keys.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulesCheckReport {

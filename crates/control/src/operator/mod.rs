@@ -138,6 +138,7 @@ impl Operator {
                 | Operation::Autoscale
                 | Operation::Rules
                 | Operation::CheckRules(_)
+                | Operation::LearnRules { .. }
                 | Operation::SteerRules(RulesOrder::Adopt { dry_run: true, .. })
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
@@ -171,6 +172,7 @@ impl Operator {
             Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
             Operation::Rules => return json(&self.rules()?),
             Operation::CheckRules(keys) => return json(&self.check_rules(&keys)?),
+            Operation::LearnRules { named } => return json(&self.learn_rules(named)?),
             Operation::SteerRules(order) => return json(&self.steer_rules(order)?),
             Operation::Steer { id, mut what } => {
                 if let SteerRequest::SourceOpsMax(Some(max)) = &mut what {
@@ -333,6 +335,7 @@ fn describe(operation: &Operation) -> String {
         Operation::SteerAutomation(request) => format!("automation {}", request.verb),
         Operation::Rules => "placement rules".to_owned(),
         Operation::CheckRules(keys) => format!("the rules for {}", counted(keys.len(), "key")),
+        Operation::LearnRules { .. } => "placement rules for keys that are used together".to_owned(),
         Operation::SteerRules(order) => match order {
             RulesOrder::Adopt { dry_run: true, .. } => "adopt placement rules, only planned".to_owned(),
             RulesOrder::Adopt { .. } => "adopt placement rules".to_owned(),

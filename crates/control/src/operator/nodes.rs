@@ -252,7 +252,8 @@ impl Operator {
             Some(limits) => {
                 return Err(conflict(format!(
                     "since the router started, clients have used commands that one node serves and two do not: {limits}. docs/commands.md shows what to do \
-                     instead; --allow-limits adds the node anyway"
+                     instead; --allow-limits adds the node anyway{}",
+                    self.proposal_text(topology)
                 )));
             }
         }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::balance::Shift;
+use switchyard_policy::together::{COVERAGE, Proposal, TooLarge, propose};
 use switchyard_policy::topology::{AdoptionGoal, Node, NodeId, Rule, RuleSet, Ruled, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, Router};
@@ -19,7 +20,7 @@ use tracing::{info, warn};
 use super::{Operator, orders};
 use crate::admin::{
     AbortRequest, AdoptionReport, MoveOptionsRequest, OperationError, RuledKeyReport, RulesCheckReport, RulesEstimate,
-    RulesOrder, RulesReport, RulesResult, SteerRequest, conflict, invalid,
+    RulesOrder, RulesProposal, RulesReport, RulesResult, SteerRequest, TooLargeReport, conflict, invalid,
 };
 use crate::loads::field;
 use crate::metrics::Page;
@@ -30,6 +31,9 @@ use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// Store document of the requested adoption.
 const REQUEST: &str = "rules-requested";
+
+/// Minimum number of sampled groups before learned rules are adopted without an order.
+const GROUPS_MIN: usize = 100;
 
 /// Maximum number of frequently used keys per node in an estimate of the load.
 const HOT_KEYS: usize = 256;
@@ -42,6 +46,8 @@ pub(super) struct RuleAdoption(Mutex<Inner>);
 struct Inner {
     request: Request,
     configured: Vec<Rule>,
+    /// Whether rules are adopted without an order.
+    adopts: bool,
     /// The configured rules could not be compared yet; with the setting whether they are adopted without an order.
     not_compared: Option<bool>,
     /// Reason why the adoption waits, or its last error.
@@ -91,11 +97,16 @@ impl Operator {
         {
             let mut inner = self.rules.inner();
             inner.configured.clone_from(&configured);
+            inner.adopts = adopts;
             // A first start may not know the keys of all nodes yet.
             inner.not_compared = topology.is_err().then_some(adopts);
         }
         let Ok(topology) = topology else { return };
         if goal_rules(&topology) == configured || topology.placement().continuum().is_some() {
+            return;
+        }
+        if adopts && configured.is_empty() {
+            // Learned rules, or none. `switchyard rules adopt --none` removes them.
             return;
         }
         if !adopts {
@@ -180,6 +191,48 @@ impl Operator {
         Ok(RulesCheckReport { number, is_in_force, keys: keys.iter().map(report).collect() })
     }
 
+    /// Proposes rules for the keys that clients use together.
+    pub(super) fn learn_rules(&self, named: bool) -> Result<RulesProposal, OperationError> {
+        let topology = self.moves.topology_now()?;
+        let Proposal { rules, proposed, groups, together_now, together_then, too_large } = self.proposal(&topology);
+        let is_enough = together_then as f64 >= COVERAGE * groups as f64;
+        let report = |TooLarge { rule, tag, percent }| TooLargeReport { rule, tag, percent };
+        // Patterns may be names of keys.
+        let (rules, too_large) = if named { (rules, too_large) } else { Default::default() };
+        Ok(RulesProposal {
+            rules,
+            proposed: proposed as u64,
+            groups: groups as u64,
+            together_now: together_now as u64,
+            together_then: together_then as u64,
+            is_enough,
+            too_large: too_large.into_iter().map(report).collect(),
+        })
+    }
+
+    fn proposal(&self, topology: &Topology) -> Proposal {
+        let (groups, hot) =
+            self.running.with(|router| (router.used_together(), router.hot_keys(HOT_KEYS))).unwrap_or_default();
+        let keys = hot.iter().flat_map(|node| &node.keys);
+        let known: Vec<(&[u8], f64)> = keys.filter_map(|key| Some((key.name.key()?, key.rates.commands()))).collect();
+        // The load of all other keys is spread over them.
+        let rest = hot.iter().map(|node| node.uses).sum::<f64>() - known.iter().map(|(_, load)| load).sum::<f64>();
+        let loads: Vec<(&[u8], f64)> = known.into_iter().chain([(&b""[..], rest.max(0.0))]).collect();
+        propose(&goal_rules(topology), &groups, &loads, topology.nodes().len())
+    }
+
+    /// Describes the effect of proposed rules on commands that a second node would refuse; empty without a proposal.
+    pub(super) fn proposal_text(&self, topology: &Topology) -> String {
+        let found = self.proposal(topology);
+        if found.proposed == 0 {
+            return String::new();
+        }
+        format!(
+            ". Placement rules would keep {} of {} sampled groups of keys together: `switchyard rules learn`",
+            found.together_then, found.groups
+        )
+    }
+
     /// Performs an order about rules.
     pub(super) fn steer_rules(&self, order: RulesOrder) -> Result<RulesResult, OperationError> {
         let message = |message: String| Ok(RulesResult { message, ..RulesResult::default() });
@@ -258,6 +311,26 @@ impl Operator {
         }
     }
 
+    /// Requests the adoption of learned rules, if that needs no order and no rules are configured.
+    fn adopt_learned(&self) {
+        let is_wanted = {
+            let inner = self.rules.inner();
+            inner.adopts && inner.configured.is_empty() && inner.request.next.is_none()
+        };
+        let Ok(topology) = self.moves.topology_now() else { return };
+        if !is_wanted || topology.is_adopting() || topology.placement().continuum().is_some() {
+            return;
+        }
+        let proposal = self.proposal(&topology);
+        if proposal.proposed == 0 || proposal.groups < GROUPS_MIN || !proposal.is_enough() {
+            return;
+        }
+        info!("{} learned placement rules are adopted, for {} groups of keys", proposal.proposed, proposal.groups);
+        if let Err(refused) = self.request_adoption(proposal.rules, MoveOptionsRequest::default()) {
+            info!("learned placement rules are not adopted now: {}", refused.text());
+        }
+    }
+
     /// Performs the next step of an adoption. Called periodically.
     pub(crate) fn follow_rules(&self) {
         let (not_compared, configured) = {
@@ -267,6 +340,7 @@ impl Operator {
         if let Some(adopts) = not_compared {
             self.tune_rules(configured, adopts);
         }
+        self.adopt_learned();
         let waits_for = match self.step_of_adoption() {
             Ok(waits_for) => waits_for,
             Err(OperationError::Unavailable(_)) => return,

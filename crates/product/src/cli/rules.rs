@@ -2,7 +2,8 @@
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{
-    AdoptionReport, RuledKeyReport, RulesCheckReport, RulesEstimate, RulesReport, RulesRequest, RulesResult,
+    AdoptionReport, RuledKeyReport, RulesCheckReport, RulesEstimate, RulesProposal, RulesReport, RulesRequest,
+    RulesResult,
 };
 use switchyard_policy::topology::{PRESETS, Rule};
 use switchyard_resp::units::describe_size;
@@ -24,6 +25,7 @@ const PATH: &str = "/api/v1/rules";
     after_long_help = "Examples:\n  \
         switchyard rules                                  the rules in force, and the progress of an adoption\n  \
         switchyard rules check bull:mail:wait bull:mail:7 the rule, tag and node of each key\n  \
+        switchyard rules learn                            propose rules for keys that clients use together\n  \
         switchyard rules adopt --dry-run                  how many keys would move, and the load afterwards\n  \
         switchyard rules adopt                            adopt the rules in the configuration\n  \
         switchyard rules adopt --preset bullmq            or those for a library\n  \
@@ -45,6 +47,8 @@ enum Command {
     List(PlainArguments),
     /// Show the rule, tag and node of keys, by the rules in force after an adoption
     Check(CheckArguments),
+    /// Propose rules for keys that clients use together, from a sample of their commands
+    Learn(PlainArguments),
     /// Adopt rules: move the keys whose node changes
     Adopt(Box<AdoptArguments>),
     /// Pause an adoption
@@ -107,6 +111,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let client = AdminClient::new(flags)?;
             let asked: Vec<String> = keys.iter().map(|key| format!("key={}", encoded(key))).collect();
             return client.print(&client.get(&format!("{PATH}/check?{}", asked.join("&")))?, render_keys);
+        }
+        Some(Command::Learn(PlainArguments { flags })) => {
+            let client = AdminClient::new(flags)?;
+            return client.print(&client.get_all(&format!("{PATH}/learn"))?, render_proposal);
         }
         Some(Command::Adopt(adopt)) => {
             let presets = || PRESETS.iter().filter(|preset| adopt.preset.iter().any(|name| name == preset.name));
@@ -197,6 +205,48 @@ fn render_result(result: &RulesResult) -> String {
             number("LOAD AFTER"),
         ];
         out.push_str(&table(&columns, &result.nodes.iter().map(row).collect::<Vec<_>>()));
+    }
+    out
+}
+
+/// Shows proposed rules as a part of the configuration.
+fn render_proposal(proposal: &RulesProposal) -> String {
+    let RulesProposal { rules, proposed, groups, together_now, together_then, is_enough, too_large } = proposal;
+    if *groups == 0 {
+        return "no rules are needed: no command, transaction or script has used keys of several slots\n".to_owned();
+    }
+    let mut out = format!(
+        "{} groups of keys were used together while they were in several slots; {} of them are in one slot now\n",
+        count(*groups),
+        count(*together_now)
+    );
+    let quoted = |text: &String| toml::Value::String(text.clone()).to_string();
+    for rule in rules.iter().skip(rules.len().saturating_sub(*proposed as usize)) {
+        let keys: Vec<String> = rule.keys.iter().map(quoted).collect();
+        out.push_str(&format!("\n[[placement.rule]]\nkeys = [{}]\n", keys.join(", ")));
+        if let Some(tag) = &rule.tag {
+            out.push_str(&format!("tag = {}\n", quoted(tag)));
+        }
+    }
+    if *proposed > 0 && rules.is_empty() {
+        out.push_str(&format!(
+            "{proposed} rules would keep {} groups in one slot; only requests with the admin token receive them, because they contain parts of key names\n",
+            count(*together_then)
+        ));
+    } else if *proposed > 0 {
+        let few = if *is_enough { "" } else { ": less than 95 %" };
+        out.push_str(&format!(
+            "\nthese rules would keep {} groups in one slot{few}. Write them into the configuration, reload it, and see `switchyard rules adopt --dry-run`\n",
+            count(*together_then)
+        ));
+    }
+    for refused in too_large {
+        out.push_str(&format!(
+            "not proposed: {}, because its tag {} has {} % of the load, more than half of a node's share\n",
+            refused.rule.keys.join(" "),
+            refused.tag,
+            refused.percent
+        ));
     }
     out
 }

@@ -579,7 +579,8 @@ keys! {
 
     [Placement]
     "adopt" Reload [] word([(Adopt::Ask, "ask"), (Adopt::Auto, "auto")]) adopt_rules,
-        "Whether changed rules move keys after `switchyard rules adopt` (ask), or by themselves after a start or reload (auto).";
+        "ask: changed rules move keys after `switchyard rules adopt`. auto: they move keys after a start or reload, and without configured rules \
+         the router adopts rules that it has learned.";
 
     [Planner]
     "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,

@@ -198,6 +198,9 @@ impl Worker {
                 keys.clear();
                 let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
                 let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                if found.is_ok() && matches!(target, Route::CrossSlot | Route::Together(_)) && !spans_slots(command) {
+                    self.cx.hooks.groups.note(keys.iter().filter_map(|k| args.get(*k as usize)));
+                }
                 self.cx.hooks.keys = keys;
                 match (found, target) {
                     (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {

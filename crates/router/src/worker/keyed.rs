@@ -40,6 +40,7 @@ use crate::mover::MoverMessage;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Tally;
 use crate::tap::{Outcome, SentCommand, Tap};
+use crate::used_together::GroupSample;
 
 /// A request for a connection.
 #[must_use = "it is sent by a link"]
@@ -135,6 +136,8 @@ pub(super) struct CommandHooks {
     pub(super) keys: Vec<u32>,
     /// Counts of commands that only work because there is a single node.
     pub(super) tally: Tally,
+    /// Keys used together, not yet added to the shared sample.
+    pub(super) groups: GroupSample,
     pub(super) slow: SlowCommands,
     /// The current command is executed by the snapshot of moved keys.
     pub(super) detour: bool,
@@ -173,6 +176,7 @@ impl CommandHooks {
             scripts_met: ScriptsMet::default(),
             keys: Vec::new(),
             tally: Tally::default(),
+            groups: GroupSample::default(),
             slow,
             detour: false,
         }

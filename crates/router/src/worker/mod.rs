@@ -394,6 +394,7 @@ impl Worker {
         self.cx.hooks.transit.forget_before(self.cx.turn.now_us());
         transit::publish_drained(&self.cx.turn, &self.cx.up, &self.gathers, &self.pubsub);
         self.cx.hooks.tally.drain_into(&self.cx.turn.shared().alone);
+        self.cx.hooks.groups.drain_into(&self.cx.turn.shared().used_together);
         for client in hot_copies::tick(&self.cx.turn, &mut self.cx.up, &mut self.cx.hooks) {
             hot_copies::go_on(&self.cx.turn, &mut self.cx.down, client);
         }

@@ -3,11 +3,12 @@
 //! Separate from EXEC, because nothing here reaches a node.
 
 use switchyard_policy::routing::{Route, route};
+use switchyard_policy::together::GROUP_KEYS_MAX;
 use switchyard_policy::topology::Slot;
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
 
 use super::Worker;
-use super::command::parse;
+use super::command::{parse, with_parsed_command};
 use super::downstreams::Downstreams;
 use super::flow::{Flow, abort_transaction};
 use super::invocation::Invocation;
@@ -20,6 +21,7 @@ use super::transactions::discard;
 use super::transactions::session::{Published, Session};
 use super::turn::Turn;
 use crate::settings::other_database;
+use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
@@ -169,6 +171,15 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
             keys.clear();
             let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
             let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+            let is_of_known = match target {
+                Route::Owner(slot, _) | Route::Parted(slot) => known.is_none_or(|known| known == slot),
+                Route::Together(_) | Route::CrossSlot => false,
+                Route::Anywhere => true,
+            };
+            if found.is_ok() && !is_of_known && hooks.groups.has_room() {
+                let own = keys.iter().filter_map(|k| args.get(*k as usize));
+                hooks.groups.note(keys_of_transaction(routing, session).iter().map(|key| &key[..]).chain(own));
+            }
             hooks.keys = keys;
             match (found, target) {
                 // The node returns the error at EXEC.
@@ -240,6 +251,21 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
             Queueing::Refuse(errors::not_served(command).unwrap_or_default())
         }
     }
+}
+
+/// Returns the watched keys and the keys of the queued commands.
+#[cold]
+fn keys_of_transaction(routing: &RoutingSnapshot, session: &Session) -> Vec<Box<[u8]>> {
+    let mut all: Vec<Box<[u8]>> = session.watch.iter().flat_map(|watch| watch.keys.iter().cloned()).collect();
+    for request in session.multi.requests().into_iter().take(GROUP_KEYS_MAX) {
+        with_parsed_command(routing, &request, |command, args| {
+            let mut keys = Vec::new();
+            if command.find_keys(args, &mut keys).is_ok() {
+                all.extend(keys.iter().filter_map(|k| args.get(*k as usize)).map(Box::from));
+            }
+        });
+    }
+    all
 }
 
 /// Refuses a command with a wrong number of arguments. EXEC with arguments ends the transaction.

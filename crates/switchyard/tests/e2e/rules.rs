@@ -342,9 +342,84 @@ fn changed_rules_in_the_configuration_wait_for_an_order() {
     assert_eq!(until_adopted(router)["number"], 1);
     keys_are_at_their_tags(&site);
     let file = router.config_file();
-    std::fs::write(&file, "[placement]\nadopt = \"auto\"\n").expect("written");
+    let rules = "[placement]\nadopt = \"auto\"\n[[placement.rule]]\npreset = \"rq\"\n";
+    std::fs::write(&file, rules).expect("written");
     router.process().signal(rustix::process::Signal::HUP);
-    eventually("the rules are removed by themselves", || report(router)["number"] == 2);
+    eventually("changed rules are adopted without an order", || report(router)["number"] == 2);
     all_there(&mut site.client());
     assert_eq!(run_cli(router, "rules check bull:q1:x").code, 0);
+}
+
+/// Commands with keys of two queues each, as an application uses them.
+fn use_together(client: &mut Client, is_refused: bool) {
+    for queue in 0..20 {
+        let [wait, active, meta] = ["wait", "active", "meta"].map(|part| format!("jobs:q{queue}:{part}"));
+        assert_eq!(client.cmd(&format!("RPUSH {wait} 1")).error(), None);
+        let moved = client.cmd(&format!("LMOVE {wait} {active} LEFT RIGHT"));
+        client.cmd("MULTI");
+        client.cmd(&format!("SET {meta} 1"));
+        client.cmd(&format!("DEL {active}"));
+        let done = client.cmd("EXEC");
+        assert_eq!((moved.error().is_some(), done.error().is_some()), (is_refused, is_refused), "{moved:?} {done:?}");
+    }
+}
+
+#[test]
+fn rules_are_learned_from_keys_that_clients_use_together() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    assert!(done(site.router(), "rules learn").contains("no rules are needed"));
+    use_together(&mut site.client(), false);
+    let learned = eventually("the groups are sampled", || {
+        let text = done(site.router(), "rules learn");
+        text.contains("[[placement.rule]]").then_some(text)
+    });
+    assert!(learned.contains("keys = [\"jobs:{name}:*\"]") && !learned.contains("less than 95 %"), "{learned}");
+    let joining = crate::support::Node::start(&NodeOptions::default());
+    let text = refused(site.router(), &format!("nodes add {}", joining.address()));
+    assert!(text.contains("switchyard rules learn"), "{text}");
+    let proposed = json(site.router(), "rules learn");
+    assert_eq!((&proposed["is_enough"], &proposed["together_now"]), (&Json::from(true), &Json::from(0)), "{proposed}");
+    // Patterns may be names of keys.
+    let (status, text) = crate::support::http::get(site.router().admin(), "/api/v1/rules/learn");
+    assert!(status == 200 && text.contains("\"proposed\":1") && !text.contains("jobs"), "{text}");
+}
+
+#[test]
+fn learned_rules_are_adopted_without_an_order_if_configured() {
+    let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"auto\"\n")) else { return };
+    let mut client = site.client();
+    eventually("learned rules are in force", || {
+        for queue in 0..40 {
+            client.cmd(&format!("LMOVE jobs:q{queue}:wait jobs:q{queue}:active LEFT RIGHT"));
+        }
+        report(site.router())["number"] == 1
+    });
+    use_together(&mut client, false);
+}
+
+#[test]
+fn learned_rules_serve_refused_commands_on_two_nodes() {
+    let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"ask\"\n")) else { return };
+    let mut client = site.client();
+    use_together_until_learned(&mut client, site.router());
+    let learned = done(site.router(), "rules learn");
+    let rules: String = learned
+        .lines()
+        .filter(|line| line.starts_with("[[") || line.starts_with("keys = "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    reload(site.router(), &rules);
+    done(site.router(), "rules adopt");
+    until_adopted(site.router());
+    use_together(&mut client, false);
+}
+
+fn use_together_until_learned(client: &mut Client, router: &Router) {
+    eventually("refused commands are sampled", || {
+        for queue in 0..40 {
+            let [wait, active] = ["wait", "active"].map(|part| format!("jobs:q{queue}:{part}"));
+            client.cmd(&format!("LMOVE {wait} {active} LEFT RIGHT"));
+        }
+        done(router, "rules learn").contains("jobs:{name}:*")
+    });
 }

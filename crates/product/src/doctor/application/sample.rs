@@ -1,6 +1,6 @@
 //! Samples real commands with MONITOR, and counts the commands that the router would refuse.
 //!
-//! Values and key names are discarded: only counts leave this module. MONITOR's lines are parsed like inline commands,
+//! Values and key names are discarded: only counts, and patterns that many keys match, leave this module. MONITOR's lines are parsed like inline commands,
 //! because servers write them in that syntax.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_control::nodes::{NodeConnection, PROBE_NAME};
-use switchyard_policy::topology::{Placement, Slot};
+use switchyard_policy::together::{GROUP_KEYS_MAX, Groups, Proposal, propose};
+use switchyard_policy::topology::{Placement, Rule, RuleSet, Slot};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
@@ -21,6 +22,9 @@ const BYTES_MAX: usize = 256 << 20;
 
 /// Longer lines are skipped: they contain large values.
 const LINE_MAX: usize = 16 << 20;
+
+/// Minimum number of sampled keys that match a pattern in a finding.
+const PATTERN_KEYS_MIN: usize = 8;
 
 /// Maximum number of clients whose transactions are followed.
 const CLIENTS_MAX: usize = 100_000;
@@ -37,6 +41,8 @@ pub(crate) struct Sample {
     /// Commands that the router would refuse, and `called`: all calls of each command.
     refused: BTreeMap<(Limit, String), u64>,
     called: BTreeMap<String, u64>,
+    /// Keys used together that are in several slots.
+    groups: Groups,
 }
 
 impl Sample {
@@ -49,12 +55,38 @@ impl Sample {
         self.commands += other.commands;
         self.routed += other.routed;
         self.cut_short |= other.cut_short;
+        self.groups.append(other.groups);
         for (what, count) in other.refused {
             *self.refused.entry(what).or_default() += count;
         }
         for (what, count) in other.called {
             *self.called.entry(what).or_default() += count;
         }
+    }
+
+    /// Returns proposed rules, and advice. The text of a pattern begins key names, so patterns are included only if many
+    /// different keys match each one.
+    fn proposed_rules(&self) -> Option<(String, &'static str)> {
+        let Proposal { rules, proposed, groups, together_then, .. } = propose(&[], &self.groups, &[], 2);
+        if proposed == 0 {
+            return None;
+        }
+        let keys: BTreeSet<&[u8]> = self.groups.iter().flat_map(|group| group.iter().map(|key| &**key)).collect();
+        let is_common = |pattern: &String, tag: &Option<String>| {
+            RuleSet::new(vec![Rule { keys: vec![pattern.clone()], tag: tag.clone() }])
+                .is_ok_and(|set| keys.iter().filter(|key| set.tag(key).is_some()).count() >= PATTERN_KEYS_MIN)
+        };
+        let start =
+            format!("placement rules would keep {together_then} of {groups} sampled groups of keys in one slot");
+        let patterns = || rules.iter().flat_map(|rule| rule.keys.iter().map(|pattern| (pattern, &rule.tag)));
+        if !patterns().all(|(pattern, tag)| is_common(pattern, tag)) {
+            return Some((start, "behind the router, `switchyard rules learn` shows them to operators"));
+        }
+        let patterns: Vec<&str> = patterns().map(|(pattern, _)| pattern.as_str()).collect();
+        Some((
+            format!("{start}: {}", patterns.join(" ")),
+            "write them as [[placement.rule]] in the configuration (docs/any-keys.md), before the second node joins",
+        ))
     }
 
     /// Returns the findings.
@@ -83,6 +115,9 @@ impl Sample {
                 tell(Level::Warning, format!("{count} of {of} calls of {} {what}", name.replace('|', " ")), advice)
             })
             .collect();
+        if let Some((found, advice)) = self.proposed_rules() {
+            findings.push(tell(Level::Note, found, advice));
+        }
         if self.cut_short {
             findings.push(tell(
                 Level::Note,
@@ -137,6 +172,8 @@ struct ClientSample {
     sample: Sample,
     /// Slots of watched keys and of the keys of its transaction.
     slots: BTreeSet<Slot>,
+    /// Some of these keys.
+    keys: Vec<Vec<u8>>,
     in_multi: bool,
     /// The connection's name is that of a router.
     is_router: bool,
@@ -211,6 +248,10 @@ impl Tally {
         let keys = keys(command, args);
         let slots: BTreeSet<Slot> = keys.iter().map(|key| self.placement.slot_of(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
+        if seen.in_multi || &*command.name == "WATCH" {
+            let room = GROUP_KEYS_MAX.saturating_sub(seen.keys.len());
+            seen.keys.extend(keys.iter().take(room).map(|key| key.to_vec()));
+        }
         seen.is_router |=
             &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));
         seen.sample.commands += 1;
@@ -227,6 +268,7 @@ impl Tally {
             ("EXEC", _) => {
                 if seen.slots.len() > 1 {
                     seen.sample.meet(Limit::Transaction, "EXEC");
+                    seen.sample.groups.note(seen.keys.iter().map(Vec::as_slice));
                 }
                 seen.end_transaction();
             }
@@ -237,6 +279,7 @@ impl Tally {
                 let is_refused = slots.len() > 1;
                 if is_refused {
                     seen.sample.meet(Limit::Script, name);
+                    seen.sample.groups.note(keys.iter().copied());
                 }
                 if seen.in_multi {
                     seen.slots.extend(slots);
@@ -246,20 +289,32 @@ impl Tally {
             }
             // Counted once, at EXEC.
             _ if seen.in_multi => seen.slots.extend(slots),
-            (name, Some(limit)) if slots.len() > 1 => seen.sample.meet(limit, name),
+            (name, Some(limit)) if slots.len() > 1 => {
+                seen.sample.meet(limit, name);
+                seen.sample.groups.note(keys.iter().copied());
+            }
             _ => {}
         }
     }
 
     fn called_by_script(&mut self, command: &Command, args: &Args<'_>) {
-        let Some(script) = self.script.as_mut().filter(|script| !script.is_refused) else { return };
-        if keys(command, args).into_iter().all(|key| script.declared.contains(key)) {
+        let Some(script) = self.script.as_mut() else { return };
+        let used = keys(command, args);
+        if used.iter().all(|key| script.declared.contains(*key)) {
             return;
         }
-        script.is_refused = true;
         if let Some(seen) = self.clients.get_mut(&script.client) {
-            seen.sample.meet(Limit::Script, &script.name);
+            if !script.is_refused {
+                seen.sample.meet(Limit::Script, &script.name);
+            }
+            // A script that touches keys in the slot of a declared one needs no rule.
+            let all: Vec<&[u8]> = script.declared.iter().map(Vec::as_slice).chain(used).collect();
+            let slots: BTreeSet<Slot> = all.iter().map(|key| self.placement.slot_of(key)).collect();
+            if slots.len() > 1 {
+                seen.sample.groups.note(all);
+            }
         }
+        script.is_refused = true;
     }
 
     fn finish(self, routers: &BTreeSet<String>, cut_short: bool) -> Sample {
@@ -278,6 +333,7 @@ impl Tally {
 impl ClientSample {
     fn end_transaction(&mut self) {
         self.slots.clear();
+        self.keys.clear();
         self.in_multi = false;
     }
 }
@@ -366,6 +422,21 @@ mod tests {
         assert_eq!(script(r#""1" "a""#, r#""set" "b" "1""#), [("EVAL".to_owned(), 1)]);
         assert_eq!(script(r#""0""#, r#""set" "b" "1""#), [("EVAL".to_owned(), 1)]);
         assert_eq!(script(r#""2" "a" "b""#, r#""get" "a""#), [("EVAL".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn patterns_of_proposed_rules_are_shown_if_many_keys_match() {
+        let proposed = |count: usize| {
+            let mut tally = Tally::default();
+            for i in 0..count {
+                tally.take(format!(r#"1.0 [0 10.0.0.1:5] "rename" "job:{i}:a" "job:{i}:b""#).as_bytes());
+            }
+            let found = tally.finish(&BTreeSet::new(), false).judge();
+            found.into_iter().map(|f| f.found).find(|found| found.contains("rules")).expect("a proposal")
+        };
+        let start = |count| format!("placement rules would keep {count} of {count} sampled groups of keys in one slot");
+        assert_eq!(proposed(3), start(3));
+        assert_eq!(proposed(4), start(4) + ": job:{name}:*");
     }
 
     #[test]

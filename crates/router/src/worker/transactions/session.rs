@@ -147,7 +147,7 @@ pub(in crate::worker) struct Watch {
     pub(super) are_apart: bool,
     pub(super) node: NodeId,
     /// The watched keys: a key may move to another node without its slot.
-    pub(super) keys: Vec<Box<[u8]>>,
+    pub(in crate::worker) keys: Vec<Box<[u8]>>,
     /// The connection with the watch.
     pub(in crate::worker) link: Handle,
 }

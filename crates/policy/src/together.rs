@@ -1,0 +1,328 @@
+//! Keys that clients use together, and placement rules that keep them in one slot.
+//!
+//! The router samples the keys of commands, transactions and scripts whose keys are in several slots. From such groups
+//! [`propose`] derives rules: a capture of the part that the keys of each group share and that differs between groups,
+//! or else one tag for all of them. A rule is not proposed if one of its tags would have more than half of a node's fair
+//! share of the load.
+//!
+//! Names are split at separators rather than learned letter by letter, because applications build names from parts.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::topology::{Placement, Rule, RuleSet, Ruled};
+
+/// Maximum number of groups in a sample.
+pub const GROUPS_MAX: usize = 4096;
+
+/// Maximum number of keys of a group.
+pub const GROUP_KEYS_MAX: usize = 16;
+
+/// Maximum length of a key in a sample, in bytes.
+const KEY_BYTES_MAX: usize = 256;
+
+/// Share of the groups that rules should keep in one slot.
+pub const COVERAGE: f64 = 0.95;
+
+/// Bytes that separate the parts of a name.
+const SEPARATORS: &[u8] = b":/.-_|";
+
+/// Keys used together.
+pub type Group = Arc<[Box<[u8]>]>;
+
+/// The latest groups, sampled.
+#[derive(Clone, Debug, Default)]
+pub struct Groups(VecDeque<Group>);
+
+impl Groups {
+    /// Adds a group. Ignores a group with fewer than two different keys, and further keys of a large group.
+    pub fn note<'k>(&mut self, keys: impl IntoIterator<Item = &'k [u8]>) {
+        let keys: BTreeSet<Box<[u8]>> = keys
+            .into_iter()
+            .filter(|key| !key.is_empty() && key.len() <= KEY_BYTES_MAX)
+            .take(GROUP_KEYS_MAX)
+            .map(Box::from)
+            .collect();
+        if keys.len() < 2 {
+            return;
+        }
+        self.push(keys.into_iter().collect());
+    }
+
+    fn push(&mut self, group: Group) {
+        if self.0.len() == GROUPS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(group);
+    }
+
+    /// Adds the groups of another sample.
+    pub fn append(&mut self, other: Self) {
+        other.0.into_iter().for_each(|group| self.push(group));
+    }
+
+    /// The groups, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.0.iter()
+    }
+}
+
+/// Proposed rules.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Proposal {
+    /// The present rules, and the proposed ones after them.
+    pub rules: Vec<Rule>,
+    /// Number of the proposed rules, the last ones of `rules`.
+    pub proposed: usize,
+    /// Number of groups in the sample.
+    pub groups: usize,
+    /// Number of groups in one slot now.
+    pub together_now: usize,
+    /// Number of groups in one slot with the rules.
+    pub together_then: usize,
+    /// Rules that are not proposed, because one of their tags would have too much load.
+    pub too_large: Vec<TooLarge>,
+}
+
+/// A rule with a tag that would have more than half of a node's fair share of the load.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TooLarge {
+    /// The rule.
+    pub rule: Rule,
+    /// The tag.
+    pub tag: String,
+    /// Share of the load, in percent, rounded.
+    pub percent: u32,
+}
+
+impl Proposal {
+    /// Whether the rules keep enough groups in one slot.
+    #[must_use]
+    pub fn is_enough(&self) -> bool {
+        self.together_then as f64 >= COVERAGE * self.groups as f64
+    }
+}
+
+/// A capture that keeps groups together.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Capture<'k> {
+    prefix: &'k [u8],
+    separator: u8,
+}
+
+impl<'k> Capture<'k> {
+    /// Captures that all keys of a group share, with the captured text.
+    fn of(group: &'k Group) -> Vec<(Self, &'k [u8])> {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
+        // The keys are sorted, so the first and the last one have the least in common.
+        let common = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
+        let mut captures = Vec::new();
+        let mut start = 0;
+        for (at, byte) in first[..common].iter().enumerate().filter(|(_, byte)| SEPARATORS.contains(byte)) {
+            let part = &first[start..at];
+            // A pattern that begins with a capture would match names of other applications.
+            if start > 0 && !part.is_empty() && !part.contains(&b'}') {
+                captures.push((Self { prefix: &first[..start], separator: *byte }, part));
+            }
+            start = at + 1;
+        }
+        captures
+    }
+
+    fn rule(&self) -> Option<Rule> {
+        let prefix = std::str::from_utf8(self.prefix).ok()?;
+        let separator = char::from(self.separator);
+        let is_literal = !prefix.contains(['{', '}', '*']);
+        is_literal.then(|| Rule { keys: vec![format!("{prefix}{{name}}{separator}*")], tag: None })
+    }
+}
+
+/// Literal patterns for keys without a common part: everything up to the first separator, or the whole name.
+fn stem(key: &[u8]) -> Option<String> {
+    let end = key.iter().position(|byte| SEPARATORS.contains(byte));
+    let text = std::str::from_utf8(end.map_or(key, |end| &key[..=end])).ok()?;
+    let is_literal = !text.contains(['{', '}', '*']);
+    is_literal.then(|| if end.is_some() { format!("{text}*") } else { text.to_owned() })
+}
+
+fn is_together(placement: &Placement, group: &Group) -> bool {
+    let mut slots = group.iter().map(|key| placement.slot_of(key));
+    let first = slots.next();
+    slots.all(|slot| Some(slot) == first)
+}
+
+/// Proposes rules for keys used together. `loads`: keys with their load. `nodes`: number of nodes, at least 2.
+#[must_use]
+pub fn propose(present: &[Rule], groups: &Groups, loads: &[(&[u8], f64)], nodes: usize) -> Proposal {
+    let placed = |rules: &[Rule]| RuleSet::new(rules.to_vec()).map_or(Placement::Crc16, Placement::by_rules);
+    let apart = |rules: &[Rule]| -> Vec<&Group> {
+        let placement = placed(rules);
+        groups.iter().filter(|group| !is_together(&placement, group)).collect()
+    };
+    let all = groups.iter().count();
+    let mut proposal = Proposal { rules: present.to_vec(), groups: all, ..Proposal::default() };
+    let mut left = apart(&proposal.rules);
+    proposal.together_now = all - left.len();
+    let mut refused: BTreeSet<Vec<String>> = BTreeSet::new();
+    while ((all - left.len()) as f64) < COVERAGE * all as f64 {
+        let next = best_capture(&left, &refused).or_else(|| best_tag(&left, &refused));
+        let Some(rule) = next else { break };
+        let rules: Vec<Rule> = proposal.rules.iter().cloned().chain([rule.clone()]).collect();
+        let then = apart(&rules);
+        let largest = largest_tag(&rule, loads);
+        let limit = 0.5 / nodes.max(2) as f64;
+        match largest.filter(|(_, share)| *share > limit) {
+            Some((tag, share)) => {
+                let percent = (share * 100.0).round() as u32;
+                refused.insert(rule.keys.clone());
+                proposal.too_large.push(TooLarge { rule, tag, percent });
+            }
+            None if then.len() == left.len() => drop(refused.insert(rule.keys)),
+            None => {
+                proposal.rules = rules;
+                proposal.proposed += 1;
+                left = then;
+            }
+        }
+    }
+    proposal.together_then = all - left.len();
+    proposal
+}
+
+/// The capture that keeps most groups together, and of several such captures the one with most different texts.
+fn best_capture(groups: &[&Group], refused: &BTreeSet<Vec<String>>) -> Option<Rule> {
+    let mut found: BTreeMap<Capture<'_>, (usize, BTreeSet<&[u8]>)> = BTreeMap::new();
+    for group in groups {
+        for (capture, text) in Capture::of(group) {
+            let (count, texts) = found.entry(capture).or_default();
+            *count += 1;
+            texts.insert(text);
+        }
+    }
+    let most = found.values().map(|(count, _)| *count).max()?;
+    found
+        .into_iter()
+        .filter(|(_, (count, _))| *count as f64 >= COVERAGE * most as f64)
+        .filter_map(|(capture, (count, texts))| Some((texts.len(), count, capture.rule()?)))
+        .filter(|(.., rule)| !refused.contains(&rule.keys))
+        .max_by_key(|(texts, count, _)| (*texts, *count))
+        .map(|(.., rule)| rule)
+}
+
+/// One tag for the largest set of stems that groups connect.
+fn best_tag(groups: &[&Group], refused: &BTreeSet<Vec<String>>) -> Option<Rule> {
+    let mut sets: Vec<(BTreeSet<String>, usize)> = Vec::new();
+    for group in groups {
+        let Some(mut stems) = group.iter().map(|key| stem(key)).collect::<Option<BTreeSet<String>>>() else { continue };
+        let mut count = 1;
+        let (touching, others) = sets.into_iter().partition(|(set, _)| !set.is_disjoint(&stems));
+        sets = others;
+        for (set, more) in touching as Vec<(BTreeSet<String>, usize)> {
+            stems.extend(set);
+            count += more;
+        }
+        sets.push((stems, count));
+    }
+    let rule = |stems: BTreeSet<String>| {
+        let name = stems.first()?.trim_end_matches('*').trim_end_matches(|c: char| SEPARATORS.contains(&(c as u8)));
+        let tag = Some(name.to_owned()).filter(|name| !name.is_empty())?;
+        Some(Rule { keys: stems.into_iter().collect(), tag: Some(tag) })
+    };
+    sets.into_iter()
+        .filter_map(|(stems, count)| Some((count, rule(stems)?)))
+        .filter(|(_, rule)| !refused.contains(&rule.keys))
+        .max_by_key(|(count, _)| *count)
+        .map(|(_, rule)| rule)
+}
+
+/// The tag of a rule with the most load, and its share of all load.
+fn largest_tag(rule: &Rule, loads: &[(&[u8], f64)]) -> Option<(String, f64)> {
+    let ruled = Ruled::first(RuleSet::new(vec![rule.clone()]).ok()?);
+    let mut by_tag: BTreeMap<&[u8], f64> = BTreeMap::new();
+    for (key, load) in loads {
+        if let Some(found) = ruled.matching(key) {
+            *by_tag.entry(found.tag).or_default() += load;
+        }
+    }
+    let all: f64 = loads.iter().map(|(_, load)| load).sum();
+    let (tag, load) = by_tag.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    (all > 0.0).then(|| (String::from_utf8_lossy(tag).into_owned(), load / all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(all: &[&[&str]]) -> Groups {
+        let mut groups = Groups::default();
+        all.iter().for_each(|keys| groups.note(keys.iter().map(|key| key.as_bytes())));
+        groups
+    }
+
+    fn proposed(all: &[&[&str]]) -> Vec<(Vec<String>, Option<String>)> {
+        let proposal = propose(&[], &groups(all), &[], 2);
+        proposal.rules.into_iter().map(|rule| (rule.keys, rule.tag)).collect()
+    }
+
+    #[test]
+    fn the_part_that_differs_between_groups_is_captured() {
+        let all: [&[&str]; 3] = [
+            &["bull:mail:wait", "bull:mail:active", "bull:mail:7"],
+            &["bull:sms:wait", "bull:sms:9"],
+            &["bull:push:wait", "bull:push:meta"],
+        ];
+        assert_eq!(proposed(&all), [(vec!["bull:{name}:*".to_owned()], None)]);
+        let proposal = propose(&[], &groups(&all), &[], 3);
+        assert_eq!((proposal.groups, proposal.together_now, proposal.together_then), (3, 0, 3));
+        assert!(proposal.is_enough());
+    }
+
+    #[test]
+    fn keys_without_a_common_part_get_one_tag() {
+        let all: [&[&str]; 2] = [&["queue:default", "queues"], &["queue:low", "schedule"]];
+        let keys = ["queue:*", "queues", "schedule"].map(str::to_owned).to_vec();
+        assert_eq!(proposed(&all), [(keys, Some("queue".to_owned()))]);
+    }
+
+    #[test]
+    fn groups_with_hash_tags_and_single_keys_need_no_rule() {
+        assert!(proposed(&[&["{a}1", "{a}2"], &["alone"], &["twice", "twice"]]).is_empty());
+        assert_eq!(propose(&[], &Groups::default(), &[], 2), Proposal::default());
+    }
+
+    #[test]
+    fn a_tag_above_half_of_a_fair_share_is_not_proposed() {
+        let all: [&[&str]; 2] = [&["a:1:x", "a:1:y"], &["a:2:x", "a:2:y"]];
+        let loads = |busy: f64| vec![(&b"a:1:x"[..], busy), (b"a:2:x", 1.0), (b"other", 10.0)];
+        let keys = |proposal: &Proposal| proposal.rules.iter().flat_map(|rule| rule.keys.clone()).collect::<Vec<_>>();
+        let light = propose(&[], &groups(&all), &loads(1.0), 2);
+        assert_eq!(keys(&light), ["a:{name}:*"]);
+        let heavy = propose(&[], &groups(&all), &loads(10.0), 2);
+        assert!(keys(&heavy).is_empty() && !heavy.is_enough(), "{heavy:?}");
+        assert_eq!((heavy.too_large[0].tag.as_str(), heavy.too_large[0].percent), ("1", 48));
+    }
+
+    #[test]
+    fn present_rules_stay_first() {
+        let present = vec![Rule { keys: vec!["rq:*".to_owned()], tag: Some("rq".to_owned()) }];
+        let all: [&[&str]; 2] = [&["rq:1", "rq:2"], &["a:1:x", "a:1:y"]];
+        let proposal = propose(&present, &groups(&all), &[], 2);
+        assert_eq!((proposal.rules.len(), proposal.proposed, proposal.together_now), (2, 1, 1));
+        assert_eq!(proposal.rules[0], present[0]);
+    }
+
+    #[test]
+    fn the_sample_is_bounded() {
+        let mut groups = Groups::default();
+        for number in 0..GROUPS_MAX + 10 {
+            let keys: Vec<String> = (0..40).map(|key| format!("g{number}:{key}")).collect();
+            groups.note(keys.iter().map(|key| key.as_bytes()));
+        }
+        assert_eq!(groups.iter().count(), GROUPS_MAX);
+        assert!(groups.iter().all(|group| group.len() <= GROUP_KEYS_MAX));
+        let long = "x".repeat(KEY_BYTES_MAX + 1);
+        let mut groups = Groups::default();
+        groups.note([long.as_bytes(), b"a"]);
+        assert_eq!(groups.iter().count(), 0);
+    }
+}
