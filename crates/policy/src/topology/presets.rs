@@ -49,8 +49,16 @@ pub const PRESETS: [Preset; 7] = [
     Preset {
         name: "celery",
         rules: &[
-            (&["unacked", "unacked_index", "celery", "celery\u{6}\u{16}*"], Some("celery")),
-            (&["{node}.reply.celery.pidbox*", "celery-taskset-meta-{group}.*"], None),
+            (&["unacked", "unacked_index", "celery", "celery\u{6}\u{16}*", "_kombu.*"], Some("celery")),
+            (
+                &[
+                    "{node}.reply.celery.pidbox*",
+                    "{node}.celery.pidbox*",
+                    "celery-taskset-meta-{group}.*",
+                    "celery-taskset-meta-{group}",
+                ],
+                None,
+            ),
         ],
     },
     // Names of jobs do not contain their queue.
@@ -78,7 +86,7 @@ mod tests {
             ("horizon", &["queues:a", "queues:a:reserved", "queues:a:delayed", "queues:a:notify"], "queues:b"),
             ("horizon", &["horizon:job:A", "horizon:measured_jobs"], "queues:b"),
             ("celery", &["unacked", "unacked_index", "celery", "celery\u{6}\u{16}3"], "celery-task-meta-1"),
-            ("celery", &["celery-taskset-meta-1.j", "celery-taskset-meta-1.s"], "celery-taskset-meta-2.j"),
+            ("celery", &["celery-taskset-meta-1.j", "celery-taskset-meta-1"], "celery-taskset-meta-2.j"),
             ("rq", &["rq:job:1", "rq:queues", "rq:worker:a"], "other"),
             ("arq", &["arq:queue", "arq:job:1", "arq:result:1"], "other"),
         ] {

@@ -88,9 +88,15 @@ pub(crate) fn prepared(name: &str, content: &[u8], make: impl FnOnce(&Path)) -> 
 /// Folders of our Python programs and of their packages.
 pub(crate) fn python() -> (PathBuf, PathBuf) {
     let source = programs().join("python");
+    let packages = python_packages("python", &source);
+    (source, packages)
+}
+
+/// Folder of the Python packages that `requirements.txt` in `source` lists.
+pub(crate) fn python_packages(name: &str, source: &Path) -> PathBuf {
     let requirements = std::fs::read(source.join("requirements.txt")).expect("requirements.txt");
     // Only the packages rather than a virtual environment, whose scripts contain the folder's name.
-    let packages = prepared("python", &requirements, |dir| {
+    prepared(name, &requirements, |dir| {
         let venv = tempfile::TempDir::new().expect("a folder");
         run(
             "python3 -m venv (Debian: apt-get install python3-venv)",
@@ -104,8 +110,7 @@ pub(crate) fn python() -> (PathBuf, PathBuf) {
                 .arg("-r")
                 .arg(source.join("requirements.txt")),
         );
-    });
-    (source, packages)
+    })
 }
 
 #[track_caller]

@@ -53,6 +53,7 @@ mod pipelines;
 mod planner;
 mod protocols;
 mod pubsub;
+mod queues;
 mod renew;
 mod replicas;
 mod rules;

@@ -113,6 +113,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("eject", &["migration", "topology"]),
     ("ownership", &["hot_copies"]),
     ("telemetry", &["topology"]),
+    ("together", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology", "injected"]),
     ("twemproxy", &["eject", "topology"]),
