@@ -21,6 +21,9 @@ pub const GROUP_KEYS_MAX: usize = 16;
 /// Maximum length of a key in a sample, in bytes.
 const KEY_BYTES_MAX: usize = 256;
 
+/// Maximum length of the literal start of a pattern in an error, in bytes.
+const ERROR_PREFIX_MAX: usize = 64;
+
 /// Share of the groups that rules should keep in one slot.
 pub const COVERAGE: f64 = 0.95;
 
@@ -111,10 +114,9 @@ struct Capture<'k> {
 }
 
 impl<'k> Capture<'k> {
-    /// Captures that all keys of a group share, with the captured text.
-    fn of(group: &'k Group) -> Vec<(Self, &'k [u8])> {
-        let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
-        // The keys are sorted, so the first and the last one have the least in common.
+    /// Captures that all keys of a group share, with the captured text. `first`, `last`: the smallest and the largest
+    /// key, which have the least in common.
+    fn of(first: &'k [u8], last: &'k [u8]) -> Vec<(Self, &'k [u8])> {
         let common = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
         let mut captures = Vec::new();
         let mut start = 0;
@@ -189,11 +191,26 @@ pub fn propose(present: &[Rule], groups: &Groups, loads: &[(&[u8], f64)], nodes:
     proposal
 }
 
+/// Returns a pattern that would keep these keys in one slot, for an error. None if the keys have no common part, or if
+/// rules or hash tags place some of them.
+#[must_use]
+pub fn pattern_for<'k>(present: Option<&Ruled>, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Option<String> {
+    let is_placed = |key: &[u8]| key.contains(&b'{') || present.is_some_and(|ruled| ruled.matching(key).is_some());
+    if keys.clone().any(is_placed) {
+        return None;
+    }
+    let (capture, _) = Capture::of(keys.clone().min()?, keys.max()?).pop()?;
+    // An error is one line.
+    let is_printable = capture.prefix.len() <= ERROR_PREFIX_MAX && capture.prefix.iter().all(u8::is_ascii_graphic);
+    capture.rule().filter(|_| is_printable)?.keys.pop()
+}
+
 /// The capture that keeps most groups together, and of several such captures the one with most different texts.
 fn best_capture(groups: &[&Group], refused: &BTreeSet<Vec<String>>) -> Option<Rule> {
     let mut found: BTreeMap<Capture<'_>, (usize, BTreeSet<&[u8]>)> = BTreeMap::new();
     for group in groups {
-        for (capture, text) in Capture::of(group) {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
+        for (capture, text) in Capture::of(first, last) {
             let (count, texts) = found.entry(capture).or_default();
             *count += 1;
             texts.insert(text);
@@ -262,6 +279,21 @@ mod tests {
     fn proposed(all: &[&[&str]]) -> Vec<(Vec<String>, Option<String>)> {
         let proposal = propose(&[], &groups(all), &[], 2);
         proposal.rules.into_iter().map(|rule| (rule.keys, rule.tag)).collect()
+    }
+
+    #[test]
+    fn errors_name_a_pattern_for_keys_with_a_common_part() {
+        let pattern = |keys: &[&str]| pattern_for(None, keys.iter().map(|key| key.as_bytes()));
+        assert_eq!(pattern(&["job:7:b", "job:7:a:x"]).as_deref(), Some("job:{name}:*"));
+        assert_eq!(pattern(&["app:job:7:a", "app:job:7:b"]).as_deref(), Some("app:job:{name}:*"));
+        for apart in
+            [&["job:7:a", "job:8:a"][..], &["a", "b"], &["job:7:{a}", "job:7:b"], &["j\r\n:7:a", "j\r\n:7:b"], &[]]
+        {
+            assert_eq!(pattern(apart), None, "{apart:?}");
+        }
+        let present = RuleSet::new(vec![Rule { keys: vec!["job:{id...}:*".to_owned()], tag: None }]).map(Ruled::first);
+        let keys = [&b"job:7:b"[..], b"job:7:a:x"].into_iter();
+        assert_eq!(pattern_for(present.as_ref().ok(), keys), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::routing::{Route, route};
+use switchyard_policy::together::pattern_for;
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Flags, errors};
 
@@ -43,11 +44,30 @@ pub(super) fn not_together<'k>(
 ) -> String {
     let slot = keys.clone().next().map(|key| routing.topology.slot_of(key));
     if !keys.clone().all(|key| Some(routing.topology.slot_of(key)) == slot) {
-        return errors::CROSSSLOT.to_owned();
+        return apart_text(routing, keys);
     }
     let exception = keys.find_map(|key| routing.topology.placement_override(key));
     match slot.zip(exception) {
         Some((slot, node)) => parted_text(turn, routing, slot, node),
+        None => errors::CROSSSLOT.to_owned(),
+    }
+}
+
+/// Returns the error for keys in several slots, with a placement rule that would keep them in one.
+#[cold]
+pub(super) fn apart_text<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
+    let topology = &routing.topology;
+    // The pools of a twemproxy configuration have no rules.
+    let pattern = if topology.placement().continuum().is_none() {
+        pattern_for(topology.ruled().map(|ruled| &**ruled), keys)
+    } else {
+        None
+    };
+    match pattern {
+        Some(pattern) => format!(
+            "{}. A placement rule with the pattern {pattern} would place them in one (docs/any-keys.md)",
+            errors::CROSSSLOT
+        ),
         None => errors::CROSSSLOT.to_owned(),
     }
 }

@@ -15,6 +15,7 @@ use super::invocation::Invocation;
 use super::keyed::{CommandHooks, find_routed_keys};
 use super::multi_local::answered;
 use super::multi_local::state::{QueuedScan, When};
+use super::overrides::apart_text;
 use super::pubsub::Kind;
 use super::scan::queued_scan;
 use super::transactions::discard;
@@ -176,9 +177,15 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 Route::Together(_) | Route::CrossSlot => false,
                 Route::Anywhere => true,
             };
-            if found.is_ok() && !is_of_known && hooks.groups.has_room() {
+            let mut refusal = None;
+            if found.is_ok() && !is_of_known && (hooks.groups.has_room() || !is_only) {
+                let queued = keys_of_transaction(routing, session);
                 let own = keys.iter().filter_map(|k| args.get(*k as usize));
-                hooks.groups.note(keys_of_transaction(routing, session).iter().map(|key| &key[..]).chain(own));
+                let all = queued.iter().map(|key| &key[..]).chain(own);
+                hooks.groups.note(all.clone());
+                // Channels have no rules.
+                let has_rules = !matches!(command.handling, Handling::Local(_));
+                refusal = has_rules.then(|| apart_text(routing, all));
             }
             hooks.keys = keys;
             match (found, target) {
@@ -203,7 +210,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 }
                 (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
                 (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
-                    Queueing::Refuse(errors::CROSSSLOT.into())
+                    Queueing::Refuse(refusal.unwrap_or_else(|| errors::CROSSSLOT.into()))
                 }
             }
         }

@@ -358,9 +358,13 @@ fn use_together(client: &mut Client, is_refused: bool) {
         let moved = client.cmd(&format!("LMOVE {wait} {active} LEFT RIGHT"));
         client.cmd("MULTI");
         client.cmd(&format!("SET {meta} 1"));
-        client.cmd(&format!("DEL {active}"));
+        let queued = client.cmd(&format!("DEL {active}"));
         let done = client.cmd("EXEC");
         assert_eq!((moved.error().is_some(), done.error().is_some()), (is_refused, is_refused), "{moved:?} {done:?}");
+        if is_refused {
+            assert!(moved.expect_error().contains("with the pattern jobs:{name}:* would"), "{moved:?}");
+            assert!(queued.expect_error().contains("with the pattern jobs:{name}:* would"), "{queued:?}");
+        }
     }
 }
 
@@ -401,6 +405,7 @@ fn learned_rules_are_adopted_without_an_order_if_configured() {
 fn learned_rules_serve_refused_commands_on_two_nodes() {
     let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"ask\"\n")) else { return };
     let mut client = site.client();
+    use_together(&mut client, true);
     use_together_until_learned(&mut client, site.router());
     let learned = done(site.router(), "rules learn");
     let rules: String = learned
@@ -422,4 +427,118 @@ fn use_together_until_learned(client: &mut Client, router: &Router) {
         }
         done(router, "rules learn").contains("jobs:{name}:*")
     });
+}
+
+/// Commands of libraries and their keys, from the sources of the libraries. Scripts are shorter, but use the same keys.
+const LIBRARIES: [(&str, &[&str]); 6] = [
+    (
+        "bullmq",
+        &[
+            "EVAL \"redis.call('INCR', KEYS[1] .. 'id'); return redis.call('LPUSH', KEYS[2], 1)\" 2 bull:mail: bull:mail:wait",
+            "BZPOPMIN bull:mail:marker 0.01",
+            "XREAD BLOCK 10 STREAMS bull:mail:events $",
+        ],
+    ),
+    (
+        "sidekiq",
+        &[
+            "SADD queues default",
+            "LPUSH queue:default job",
+            "BRPOP queue:critical queue:default queue:low 2",
+            "MULTI",
+            "UNLINK queue:default",
+            "SREM queues default",
+            "EXEC",
+            "MSET stat:processed 1 stat:failed 0",
+            "MGET stat:processed:2026-01-01 stat:failed:2026-01-01",
+            "EVAL \"return redis.call('ZRANGE', KEYS[1], '-inf', ARGV[1], 'BYSCORE')\" 1 schedule 5",
+        ],
+    ),
+    (
+        "horizon",
+        &[
+            "EVAL \"redis.call('RPUSH', KEYS[1], ARGV[1]); return redis.call('RPUSH', KEYS[2], 1)\" 2 queues:mail queues:mail:notify job",
+            "EVAL \"local job = redis.call('LPOP', KEYS[1]); redis.call('ZADD', KEYS[2], 60, job); redis.call('LPOP', KEYS[3]); return job\" 3 queues:mail queues:mail:reserved queues:mail:notify",
+            "EVAL \"redis.call('ZREM', KEYS[2], ARGV[1]); return redis.call('ZADD', KEYS[1], 9, ARGV[1])\" 2 queues:mail:delayed queues:mail:reserved job",
+            "BLPOP queues:mail:notify 0.01",
+            "EVAL \"redis.call('HINCRBY', KEYS[1], 'throughput', 1); return redis.call('SADD', KEYS[2], KEYS[1])\" 2 horizon:job:Mail horizon:measured_jobs",
+            "EVAL \"redis.call('HSET', ARGV[1], 'status', 'x'); return redis.call('ZCARD', KEYS[1])\" 2 horizon:recent_jobs horizon:pending_jobs horizon:7",
+        ],
+    ),
+    (
+        "celery",
+        &[
+            "LPUSH celery message",
+            "BRPOP celery \"celery\\x06\\x163\" \"celery\\x06\\x166\" \"celery\\x06\\x169\" 1",
+            "MULTI",
+            "ZADD unacked_index 1 tag",
+            "HSET unacked tag message",
+            "EXEC",
+            "WATCH unacked",
+            "MULTI",
+            "ZREM unacked_index tag",
+            "HDEL unacked tag",
+            "RPUSH celery message",
+            "EXEC",
+            "MULTI",
+            "SETEX celery-task-meta-7 60 done",
+            "PUBLISH celery-task-meta-7 done",
+            "EXEC",
+            "MULTI",
+            "RPUSH celery-taskset-meta-1.j done",
+            "GET celery-taskset-meta-1",
+            "GET celery-taskset-meta-1.s",
+            "EXEC",
+            "MGET celery-task-meta-7 celery-task-meta-8",
+        ],
+    ),
+    (
+        "rq",
+        &[
+            "MULTI",
+            "SADD rq:queues rq:queue:default",
+            "HSET rq:job:1 status queued",
+            "RPUSH rq:queue:default 1",
+            "EXEC",
+            "BLPOP rq:queue:high rq:queue:default 1",
+            "WATCH rq:job:1:dependents",
+            "MULTI",
+            "HSET rq:worker:a current_job 1",
+            "ZADD rq:wip:default 1 1",
+            "HSET rq:job:1 status started",
+            "EXEC",
+        ],
+    ),
+    (
+        "arq",
+        &[
+            "WATCH arq:job:1",
+            "EXISTS arq:job:1 arq:result:1",
+            "MULTI",
+            "PSETEX arq:job:1 60000 job",
+            "ZADD arq:queue 1 1",
+            "EXEC",
+            "MULTI",
+            "SETEX arq:result:1 60 done",
+            "ZREM arq:abort 1",
+            "ZREM arq:queue 1",
+            "DEL arq:retry:1 arq:job:1 arq:in-progress:1",
+            "EXEC",
+        ],
+    ),
+];
+
+#[test]
+fn presets_serve_recorded_commands_of_their_libraries() {
+    let rule = |(name, _): &(&str, _)| format!("[[placement.rule]]\npreset = \"{name}\"\n");
+    let rules: String = LIBRARIES.iter().map(rule).collect();
+    let Some(site) = Site::router_only(3, &SiteOptions::config(&rules)) else { return };
+    for (name, commands) in LIBRARIES {
+        let mut client = site.client();
+        for command in commands {
+            let reply = client.cmd(command);
+            assert_eq!(reply.error(), None, "{name}: {command}");
+            assert!(*command != "EXEC" || matches!(reply, Value::Array(_)), "{name}: {reply:?}");
+        }
+    }
 }
