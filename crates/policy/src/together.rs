@@ -3,14 +3,15 @@
 //! The router samples the keys of commands, transactions and scripts whose keys are in several slots. From such groups
 //! [`propose`] derives rules: a capture of the part that the keys of each group share and that differs between groups,
 //! or else one tag for all of them. A rule is not proposed if one of its tags would have more than half of a node's fair
-//! share of the load.
+//! share of the load or of the bytes.
 //!
 //! Names are split at separators rather than learned letter by letter, because applications build names from parts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
 
-use crate::topology::{Placement, Rule, RuleSet, Ruled};
+use crate::topology::{PRESETS, Placement, Preset, Rule, RuleSet, Ruled};
 
 /// Maximum number of groups in a sample.
 pub const GROUPS_MAX: usize = 4096;
@@ -23,6 +24,9 @@ const KEY_BYTES_MAX: usize = 256;
 
 /// Maximum length of the literal start of a pattern in an error, in bytes.
 const ERROR_PREFIX_MAX: usize = 64;
+
+/// Minimum number of different sampled keys that match a pattern of an application rather than the name of a key.
+const PATTERN_KEYS_MIN: usize = 8;
 
 /// Share of the groups that rules should keep in one slot.
 pub const COVERAGE: f64 = 0.95;
@@ -64,6 +68,17 @@ impl Groups {
         other.0.into_iter().for_each(|group| self.push(group));
     }
 
+    /// Whether each pattern of a rule matches many keys of the sample. Other patterns may be names of keys.
+    #[must_use]
+    pub fn has_many_keys_of(&self, rule: &Rule) -> bool {
+        let keys: BTreeSet<&[u8]> = self.iter().flat_map(|group| group.iter().map(|key| &**key)).collect();
+        rule.keys.iter().all(|pattern| {
+            let alone = Rule { keys: vec![pattern.clone()], tag: rule.tag.clone() };
+            RuleSet::new(vec![alone])
+                .is_ok_and(|set| keys.iter().filter(|key| set.tag(key).is_some()).count() >= PATTERN_KEYS_MIN)
+        })
+    }
+
     /// The groups, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Group> {
         self.0.iter()
@@ -83,18 +98,41 @@ pub struct Proposal {
     pub together_now: usize,
     /// Number of groups in one slot with the rules.
     pub together_then: usize,
-    /// Rules that are not proposed, because one of their tags would have too much load.
+    /// Rules that are not proposed, because one of their tags would be too large for a node.
     pub too_large: Vec<TooLarge>,
 }
 
-/// A rule with a tag that would have more than half of a node's fair share of the load.
+/// Keys, each with its part of a quantity.
+pub type Weighed<'k> = [(&'k [u8], f64)];
+
+/// A quantity that a node shares fairly with the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quantity {
+    /// Requests.
+    Load,
+    /// Memory of keys and values.
+    Bytes,
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Load => "load",
+            Self::Bytes => "bytes",
+        })
+    }
+}
+
+/// A rule with a tag that would have more than half of a node's fair share of a quantity.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TooLarge {
     /// The rule.
     pub rule: Rule,
     /// The tag.
     pub tag: String,
-    /// Share of the load, in percent, rounded.
+    /// The quantity.
+    pub of: Quantity,
+    /// Share of the tag in it, in percent, rounded.
     pub percent: u32,
 }
 
@@ -153,9 +191,10 @@ fn is_together(placement: &Placement, group: &Group) -> bool {
     slots.all(|slot| Some(slot) == first)
 }
 
-/// Proposes rules for keys used together. `loads`: keys with their load. `nodes`: number of nodes, at least 2.
+/// Proposes rules for keys used together. `load`, `bytes`: keys with their parts of these quantities, empty if unknown.
+/// `nodes`: number of nodes; fewer than 2 count as 2.
 #[must_use]
-pub fn propose(present: &[Rule], groups: &Groups, loads: &[(&[u8], f64)], nodes: usize) -> Proposal {
+pub fn propose(present: &[Rule], groups: &Groups, load: &Weighed<'_>, bytes: &Weighed<'_>, nodes: usize) -> Proposal {
     let placed = |rules: &[Rule]| RuleSet::new(rules.to_vec()).map_or(Placement::Crc16, Placement::by_rules);
     let apart = |rules: &[Rule]| -> Vec<&Group> {
         let placement = placed(rules);
@@ -171,13 +210,16 @@ pub fn propose(present: &[Rule], groups: &Groups, loads: &[(&[u8], f64)], nodes:
         let Some(rule) = next else { break };
         let rules: Vec<Rule> = proposal.rules.iter().cloned().chain([rule.clone()]).collect();
         let then = apart(&rules);
-        let largest = largest_tag(&rule, loads);
         let limit = 0.5 / nodes.max(2) as f64;
-        match largest.filter(|(_, share)| *share > limit) {
-            Some((tag, share)) => {
+        let too_large = [(Quantity::Load, load), (Quantity::Bytes, bytes)]
+            .into_iter()
+            .filter_map(|(of, weighed)| Some((of, largest_tag(&rule, weighed)?)))
+            .find(|(_, (_, share))| *share > limit);
+        match too_large {
+            Some((of, (tag, share))) => {
                 let percent = (share * 100.0).round() as u32;
                 refused.insert(rule.keys.clone());
-                proposal.too_large.push(TooLarge { rule, tag, percent });
+                proposal.too_large.push(TooLarge { rule, tag, of, percent });
             }
             None if then.len() == left.len() => drop(refused.insert(rule.keys)),
             None => {
@@ -191,18 +233,32 @@ pub fn propose(present: &[Rule], groups: &Groups, loads: &[(&[u8], f64)], nodes:
     proposal
 }
 
-/// Returns a pattern that would keep these keys in one slot, for an error. None if the keys have no common part, or if
-/// rules or hash tags place some of them.
+/// Presets with their rules.
+static OF_PRESETS: LazyLock<Vec<(&str, Ruled)>> = LazyLock::new(|| {
+    let ruled = |preset: &Preset| Some((preset.name, Ruled::first(RuleSet::new(preset.rules()).ok()?)));
+    PRESETS.iter().filter_map(ruled).collect()
+});
+
+/// Returns a rule that would keep these keys in one slot, for an error: `preset = "NAME"`, or `the pattern TEXT`. None if
+/// the keys have no common part, or if rules or hash tags place some of them.
 #[must_use]
-pub fn pattern_for<'k>(present: Option<&Ruled>, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Option<String> {
+pub fn rule_for<'k>(present: Option<&Ruled>, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Option<String> {
     let is_placed = |key: &[u8]| key.contains(&b'{') || present.is_some_and(|ruled| ruled.matching(key).is_some());
     if keys.clone().any(is_placed) {
         return None;
     }
-    let (capture, _) = Capture::of(keys.clone().min()?, keys.max()?).pop()?;
+    let first = keys.clone().next()?;
+    let is_of = |ruled: &Ruled| {
+        keys.clone().all(|key| ruled.matching(key).is_some() && ruled.slot_of(key) == ruled.slot_of(first))
+    };
+    if let Some((name, _)) = OF_PRESETS.iter().find(|(_, ruled)| is_of(ruled)) {
+        return Some(format!("preset = \"{name}\""));
+    }
+    let (capture, _) = Capture::of(keys.clone().min()?, keys.max()?).into_iter().next()?;
     // An error is one line.
     let is_printable = capture.prefix.len() <= ERROR_PREFIX_MAX && capture.prefix.iter().all(u8::is_ascii_graphic);
-    capture.rule().filter(|_| is_printable)?.keys.pop()
+    let pattern = capture.rule().filter(|_| is_printable)?.keys.pop()?;
+    Some(format!("the pattern {pattern}"))
 }
 
 /// The capture that keeps most groups together, and of several such captures the one with most different texts.
@@ -252,18 +308,18 @@ fn best_tag(groups: &[&Group], refused: &BTreeSet<Vec<String>>) -> Option<Rule> 
         .map(|(_, rule)| rule)
 }
 
-/// The tag of a rule with the most load, and its share of all load.
-fn largest_tag(rule: &Rule, loads: &[(&[u8], f64)]) -> Option<(String, f64)> {
+/// The tag of a rule with the largest share of a quantity, and this share.
+fn largest_tag(rule: &Rule, weighed: &Weighed<'_>) -> Option<(String, f64)> {
     let ruled = Ruled::first(RuleSet::new(vec![rule.clone()]).ok()?);
     let mut by_tag: BTreeMap<&[u8], f64> = BTreeMap::new();
-    for (key, load) in loads {
+    for (key, weight) in weighed {
         if let Some(found) = ruled.matching(key) {
-            *by_tag.entry(found.tag).or_default() += load;
+            *by_tag.entry(found.tag).or_default() += weight;
         }
     }
-    let all: f64 = loads.iter().map(|(_, load)| load).sum();
-    let (tag, load) = by_tag.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-    (all > 0.0).then(|| (String::from_utf8_lossy(tag).into_owned(), load / all))
+    let all: f64 = weighed.iter().map(|(_, weight)| weight).sum();
+    let (tag, weight) = by_tag.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    (all > 0.0).then(|| (String::from_utf8_lossy(tag).into_owned(), weight / all))
 }
 
 #[cfg(test)]
@@ -277,23 +333,31 @@ mod tests {
     }
 
     fn proposed(all: &[&[&str]]) -> Vec<(Vec<String>, Option<String>)> {
-        let proposal = propose(&[], &groups(all), &[], 2);
+        let proposal = propose(&[], &groups(all), &[], &[], 2);
         proposal.rules.into_iter().map(|rule| (rule.keys, rule.tag)).collect()
     }
 
     #[test]
-    fn errors_name_a_pattern_for_keys_with_a_common_part() {
-        let pattern = |keys: &[&str]| pattern_for(None, keys.iter().map(|key| key.as_bytes()));
-        assert_eq!(pattern(&["job:7:b", "job:7:a:x"]).as_deref(), Some("job:{name}:*"));
-        assert_eq!(pattern(&["app:job:7:a", "app:job:7:b"]).as_deref(), Some("app:job:{name}:*"));
+    fn errors_name_a_rule_for_keys_of_a_library_or_with_a_common_part() {
+        let rule = |keys: &[&str]| rule_for(None, keys.iter().map(|key| key.as_bytes()));
+        for (keys, expected) in [
+            (&["job:7:b", "job:7:a:x"][..], "the pattern job:{name}:*"),
+            (&["user:7:cart:a", "user:7:cart:b"], "the pattern user:{name}:*"),
+            (&["bull:mail:7:processed", "bull:mail:7:dependencies"], "preset = \"bullmq\""),
+            (&["rq:queues", "rq:job:1"], "preset = \"rq\""),
+            (&["queue:low", "queues"], "preset = \"sidekiq\""),
+            (&["celery", "unacked"], "preset = \"celery\""),
+        ] {
+            assert_eq!(rule(keys).as_deref(), Some(expected));
+        }
         for apart in
             [&["job:7:a", "job:8:a"][..], &["a", "b"], &["job:7:{a}", "job:7:b"], &["j\r\n:7:a", "j\r\n:7:b"], &[]]
         {
-            assert_eq!(pattern(apart), None, "{apart:?}");
+            assert_eq!(rule(apart), None, "{apart:?}");
         }
         let present = RuleSet::new(vec![Rule { keys: vec!["job:{id...}:*".to_owned()], tag: None }]).map(Ruled::first);
         let keys = [&b"job:7:b"[..], b"job:7:a:x"].into_iter();
-        assert_eq!(pattern_for(present.as_ref().ok(), keys), None);
+        assert_eq!(rule_for(present.as_ref().ok(), keys), None);
     }
 
     #[test]
@@ -304,7 +368,7 @@ mod tests {
             &["bull:push:wait", "bull:push:meta"],
         ];
         assert_eq!(proposed(&all), [(vec!["bull:{name}:*".to_owned()], None)]);
-        let proposal = propose(&[], &groups(&all), &[], 3);
+        let proposal = propose(&[], &groups(&all), &[], &[], 3);
         assert_eq!((proposal.groups, proposal.together_now, proposal.together_then), (3, 0, 3));
         assert!(proposal.is_enough());
     }
@@ -319,7 +383,7 @@ mod tests {
     #[test]
     fn groups_with_hash_tags_and_single_keys_need_no_rule() {
         assert!(proposed(&[&["{a}1", "{a}2"], &["alone"], &["twice", "twice"]]).is_empty());
-        assert_eq!(propose(&[], &Groups::default(), &[], 2), Proposal::default());
+        assert_eq!(propose(&[], &Groups::default(), &[], &[], 2), Proposal::default());
     }
 
     #[test]
@@ -327,18 +391,21 @@ mod tests {
         let all: [&[&str]; 2] = [&["a:1:x", "a:1:y"], &["a:2:x", "a:2:y"]];
         let loads = |busy: f64| vec![(&b"a:1:x"[..], busy), (b"a:2:x", 1.0), (b"other", 10.0)];
         let keys = |proposal: &Proposal| proposal.rules.iter().flat_map(|rule| rule.keys.clone()).collect::<Vec<_>>();
-        let light = propose(&[], &groups(&all), &loads(1.0), 2);
+        let light = propose(&[], &groups(&all), &loads(1.0), &loads(1.0), 2);
         assert_eq!(keys(&light), ["a:{name}:*"]);
-        let heavy = propose(&[], &groups(&all), &loads(10.0), 2);
-        assert!(keys(&heavy).is_empty() && !heavy.is_enough(), "{heavy:?}");
-        assert_eq!((heavy.too_large[0].tag.as_str(), heavy.too_large[0].percent), ("1", 48));
+        for (load, bytes, of) in [(10.0, 1.0, Quantity::Load), (1.0, 10.0, Quantity::Bytes)] {
+            let heavy = propose(&[], &groups(&all), &loads(load), &loads(bytes), 2);
+            assert!(keys(&heavy).is_empty() && !heavy.is_enough(), "{heavy:?}");
+            let found = &heavy.too_large[0];
+            assert_eq!((found.tag.as_str(), found.of, found.percent), ("1", of, 48));
+        }
     }
 
     #[test]
     fn present_rules_stay_first() {
         let present = vec![Rule { keys: vec!["rq:*".to_owned()], tag: Some("rq".to_owned()) }];
         let all: [&[&str]; 2] = [&["rq:1", "rq:2"], &["a:1:x", "a:1:y"]];
-        let proposal = propose(&present, &groups(&all), &[], 2);
+        let proposal = propose(&present, &groups(&all), &[], &[], 2);
         assert_eq!((proposal.rules.len(), proposal.proposed, proposal.together_now), (2, 1, 1));
         assert_eq!(proposal.rules[0], present[0]);
     }

@@ -132,7 +132,11 @@ pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: &UndeclaredKeys
     let is_known =
         |member: &[u8]| matches!(member, b"call" | b"pcall") || HARMLESS.split(' ').any(|h| h.as_bytes() == member);
     let calls = !facts.commands.is_empty();
-    let open = facts.redis_escapes
+    // A shard channel has no rule, so it may be at another node than the keys of its name's tag.
+    let uses_shard_channels =
+        matches!(beside, UndeclaredKeys::Slot(Some(_))) && facts.commands.iter().any(|name| name == "spublish");
+    let open = uses_shard_channels
+        || facts.redis_escapes
         || facts.calls_any
         || calls && (facts.other_keys || facts.keys_escape)
         || facts.globals.contains(&b"getmetatable"[..])

@@ -87,13 +87,15 @@ impl Scripts {
         if known.as_ref().is_some_and(|known| known.beside.is_same(&script.beside)) {
             return;
         }
+        let is_known = known.is_some();
         // A variant for earlier placement rules is no longer sent.
         if let Some(old) = known {
             self.bytes -= old.bytes();
             self.by_sha.remove(&old.wrapped_sha);
             self.by_sha.remove(&old.sha);
         }
-        if self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX {
+        // A new variant may exceed the limit by its longer prelude, because a known script must not be lost.
+        if is_known || self.bytes + script.bytes() <= SCRIPTS_BYTES_MAX {
             self.bytes += script.bytes();
             self.by_sha.insert(script.wrapped_sha, script.clone());
             self.by_sha.insert(script.sha, script.clone());

@@ -144,7 +144,7 @@ pub struct RulesProposal {
     pub together_then: u64,
     /// Whether the proposed rules keep 95 % of the groups in one slot.
     pub is_enough: bool,
-    /// Rules that are not proposed, because one tag would have too much load. Empty like `rules`.
+    /// Rules that are not proposed, because one tag would be too large for a node. Empty like `rules`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub too_large: Vec<TooLargeReport>,
 }
@@ -154,9 +154,11 @@ pub struct RulesProposal {
 pub struct TooLargeReport {
     /// The rule.
     pub rule: Rule,
-    /// The tag with the most load.
+    /// The largest tag.
     pub tag: String,
-    /// Share of this tag in the load of the fleet, in percent.
+    /// `load` or `bytes`.
+    pub of: String,
+    /// Share of this tag in the load or the bytes of the fleet, in percent.
     pub percent: u32,
 }
 

@@ -47,11 +47,17 @@ fn protocol(request: &MoveOptionsRequest, configured: Protocol) -> Result<Protoc
     parse_keyword(&offered, word).map_err(|error| invalid(format!("protocol: {error}")))
 }
 
-/// Fails if slots other than passages would move during an adoption of rules: passages are made for the owners that
-/// slots had when it started.
+/// Fails if slots would move during an adoption of rules other than by it: passages are made for the owners that slots
+/// had when it started.
 fn check_adoption(topology: &Topology, orders: &[MoveOrder]) -> Result<(), OperationError> {
-    let waits = |order: &MoveOrder| order.keys.is_none() && order.slots.iter().any(|slot| !slot.is_passage());
-    if topology.is_adopting() && orders.iter().any(waits) {
+    if !topology.is_adopting() {
+        return Ok(());
+    }
+    let goals: BTreeMap<Slot, NodeId> = topology.adoption_moves().into_iter().collect();
+    let waits = |order: &MoveOrder| {
+        order.keys.is_none() && order.slots.iter().any(|slot| goals.get(slot) != Some(&order.target))
+    };
+    if orders.iter().any(waits) {
         return Err(conflict(
             "an adoption of placement rules is in progress, and slots move after its end: see `switchyard rules list`",
         ));
@@ -225,7 +231,10 @@ impl Moves {
         if let Some(id) = self.open_ids().first() {
             return Err(conflict(format!("move {} is in progress: rules change between moves", id.0)));
         }
-        let left: Vec<String> = self.ledger.copies().into_keys().map(|node| self.name(node)).collect();
+        let topology = self.topology_now()?;
+        let is_member = |node: &NodeId| topology.node(*node).is_some();
+        let left: Vec<String> =
+            self.ledger.copies().into_keys().filter(is_member).map(|node| self.name(node)).collect();
         if !left.is_empty() {
             return Err(conflict(format!(
                 "copies that earlier moves left at {} are being removed: rules change afterwards",

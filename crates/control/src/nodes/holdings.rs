@@ -247,6 +247,15 @@ pub fn databases(info: &str) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
+/// Sends a command. Fails if the node does not reply, or replies with an error.
+fn require(node: &mut NodeConnection, args: &[&[u8]]) -> anyhow::Result<Answer> {
+    let answer = node.call(args).context("does not answer")?;
+    match answer.error() {
+        Some(error) => bail!("refuses {}: {error}", String::from_utf8_lossy(args[0])),
+        None => Ok(answer),
+    }
+}
+
 /// Visits the names of all keys of all databases, or of `at_most` keys per database. SCAN may return a key twice. Skips
 /// the router's own temporary keys.
 pub fn each_key(
@@ -254,22 +263,24 @@ pub fn each_key(
     at_most: Option<u64>,
     mut visit: impl FnMut(&[u8]) -> ControlFlow<()>,
 ) -> anyhow::Result<()> {
-    let mut ask = |args: &[&[u8]]| {
-        let answer = node.call(args).context("does not answer")?;
-        match answer.error() {
-            Some(error) => bail!("refuses {}: {error}", String::from_utf8_lossy(args[0])),
-            None => Ok(answer),
-        }
-    };
-    let info = ask(&[b"INFO", b"keyspace"])?.text();
+    each_key_with(node, at_most, |_, key| Ok(visit(key)))
+}
+
+/// Like [`each_key`]. The visitor also receives the connection, with the database of the key selected.
+fn each_key_with(
+    node: &mut NodeConnection,
+    at_most: Option<u64>,
+    mut visit: impl FnMut(&mut NodeConnection, &[u8]) -> anyhow::Result<ControlFlow<()>>,
+) -> anyhow::Result<()> {
+    let info = require(node, &[b"INFO", b"keyspace"])?.text();
     for (database, _) in databases(&info) {
-        ask(&[b"SELECT", database.to_string().as_bytes()])?;
+        require(node, &[b"SELECT", database.to_string().as_bytes()])?;
         let (mut cursor, mut seen, mut pages) = (b"0".to_vec(), 0, 0);
         loop {
-            let answer = ask(&[b"SCAN", &cursor, b"COUNT", b"1000"])?;
+            let answer = require(node, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
             let [next, page] = &answer.items()[..] else { bail!("answers SCAN in an unknown form") };
             for key in page.items().iter().filter(|key| !is_temporary(key.bytes())) {
-                if visit(key.bytes()).is_break() {
+                if visit(node, key.bytes())?.is_break() {
                     return Ok(());
                 }
                 seen += 1;
@@ -282,6 +293,25 @@ pub fn each_key(
         }
     }
     Ok(())
+}
+
+/// Returns a sample of the keys of a node, each with the bytes of all keys that it stands for.
+///
+/// # Errors
+/// If the node does not reply, or refuses a command.
+pub fn sample_sizes(node: &mut NodeConnection) -> anyhow::Result<Vec<(Vec<u8>, f64)>> {
+    let keys: u64 = databases(&require(node, &[b"INFO", b"keyspace"])?.text()).map(|(_, keys)| keys).sum();
+    let mut sizes = Vec::new();
+    each_key_with(node, Some(SAMPLE), |node, key| {
+        // The reply is nil if the key no longer exists.
+        if let Ok(bytes) = require(node, &[b"MEMORY", b"USAGE", key])?.text().parse::<f64>() {
+            sizes.push((key.to_vec(), bytes));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let each = keys as f64 / sizes.len().max(1) as f64;
+    sizes.iter_mut().for_each(|(_, bytes)| *bytes *= each);
+    Ok(sizes)
 }
 
 /// Returns which of these keys exist in any database of a node.

@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::balance::Shift;
-use switchyard_policy::together::{COVERAGE, Proposal, TooLarge, propose};
+use switchyard_policy::together::{COVERAGE, Proposal, TooLarge, Weighed, propose};
 use switchyard_policy::topology::{AdoptionGoal, Node, NodeId, Rule, RuleSet, Ruled, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, Router};
@@ -26,7 +27,7 @@ use crate::loads::field;
 use crate::metrics::Page;
 use crate::moves::RulesChange;
 use crate::nodes::NodeConnection;
-use crate::nodes::holdings::{SAMPLE, databases, each_key, in_parallel};
+use crate::nodes::holdings::{SAMPLE, databases, each_key, in_parallel, sample_sizes};
 use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// Store document of the requested adoption.
@@ -34,6 +35,9 @@ const REQUEST: &str = "rules-requested";
 
 /// Minimum number of sampled groups before learned rules are adopted without an order.
 const GROUPS_MIN: usize = 100;
+
+/// Time after which the sizes of keys are sampled again for learned rules.
+const SIZES_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Maximum number of frequently used keys per node in an estimate of the load.
 const HOT_KEYS: usize = 256;
@@ -48,16 +52,35 @@ struct Inner {
     configured: Vec<Rule>,
     /// Whether rules are adopted without an order.
     adopts: bool,
-    /// The configured rules could not be compared yet; with the setting whether they are adopted without an order.
-    not_compared: Option<bool>,
+    comparison: Comparison,
     /// Reason why the adoption waits, or its last error.
     waits_for: Option<String>,
+    /// A sample of the keys of all nodes with their bytes, and its time.
+    sizes: Option<(Instant, Sizes)>,
+}
+
+/// By node: keys, each with the bytes of all keys that it stands for.
+type Sizes = Arc<[(NodeId, Vec<(Vec<u8>, f64)>)]>;
+
+/// Comparison of the configured rules with those in force, after a start or a reload.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Comparison {
+    /// No configuration has been read.
+    #[default]
+    Unread,
+    /// Waits for the map, the end of an adoption, or the permission of automatic actions.
+    Pending,
+    Done,
 }
 
 /// A request, until the adoption ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
+    /// An operator has abandoned an adoption or removed all rules, and has adopted none since. So learned rules need an
+    /// order. Stays after the end of an adoption.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    has_declined: bool,
     /// Set whose adoption has not started.
     next: Option<Vec<Rule>>,
     /// Whether an operator has abandoned the adoption in progress.
@@ -79,6 +102,11 @@ impl RuleAdoption {
         self.inner().request.clone()
     }
 
+    /// Returns no request, after one that has ended.
+    fn ended(&self) -> Request {
+        Request { has_declined: self.request().has_declined, ..Request::default() }
+    }
+
     fn store(&self, store: &RedbStore, request: Request) -> Result<(), OperationError> {
         let mut inner = self.inner();
         if inner.request != request {
@@ -91,32 +119,51 @@ impl RuleAdoption {
 }
 
 impl Operator {
-    /// Applies the configured rules. `adopts`: request their adoption if they differ from those in force.
+    /// Applies the configured rules. `adopts`: request their adoption if they have changed and differ from those in
+    /// force.
     pub fn tune_rules(&self, configured: Vec<Rule>, adopts: bool) {
-        let topology = self.moves.topology_now();
         {
             let mut inner = self.rules.inner();
-            inner.configured.clone_from(&configured);
+            if inner.comparison != Comparison::Unread && inner.configured == configured && inner.adopts == adopts {
+                return;
+            }
+            inner.configured = configured;
             inner.adopts = adopts;
-            // A first start may not know the keys of all nodes yet.
-            inner.not_compared = topology.is_err().then_some(adopts);
+            inner.comparison = Comparison::Pending;
         }
-        let Ok(topology) = topology else { return };
-        if goal_rules(&topology) == configured || topology.placement().continuum().is_some() {
+        self.compare_rules();
+    }
+
+    fn compare_rules(&self) {
+        let (configured, adopts, requested) = {
+            let inner = self.rules.inner();
+            if inner.comparison != Comparison::Pending {
+                return;
+            }
+            (inner.configured.clone(), inner.adopts, inner.request.next.clone())
+        };
+        // A first start may not know the keys of all nodes yet.
+        let Ok(topology) = self.moves.topology_now() else { return };
+        let differs = requested.unwrap_or_else(|| goal_rules(&topology)) != configured
+            && topology.placement().continuum().is_none();
+        if differs && adopts && !configured.is_empty() && (topology.is_adopting() || self.planner.is_off()) {
             return;
         }
-        if adopts && configured.is_empty() {
-            // Learned rules, or none. `switchyard rules adopt --none` removes them.
-            return;
-        }
-        if !adopts {
-            warn!(
+        self.rules.inner().comparison = Comparison::Done;
+        match (differs, adopts, configured.is_empty()) {
+            (false, ..) => {}
+            // Rules that an order or the router has adopted.
+            (true, _, true) => info!(
+                "rules are in force that the configuration lacks: write them there, because `switchyard recover` knows no others, or remove them by `switchyard rules adopt --none`"
+            ),
+            (true, false, false) => warn!(
                 "the rules in the configuration differ from those in force: `switchyard rules adopt --dry-run` shows the effect, `switchyard rules adopt` adopts them"
-            );
-            return;
-        }
-        if let Err(refused) = self.request_adoption(configured, MoveOptionsRequest::default()) {
-            warn!("the configured rules are not adopted: {}", refused.text());
+            ),
+            (true, true, false) => {
+                if let Err(refused) = self.request_adoption(configured, MoveOptionsRequest::default()) {
+                    warn!("the configured rules are not adopted: {}", refused.text());
+                }
+            }
         }
     }
 
@@ -140,13 +187,13 @@ impl Operator {
             }),
             (Some((next, goal)), _) => Some(AdoptionReport {
                 rules: next.rules().to_vec(),
-                state: match (request.is_abandoned || goal == AdoptionGoal::Present, request.is_paused) {
-                    (true, _) => "abandoned",
-                    (false, true) => "paused",
+                state: match (request.is_paused, request.is_abandoned || goal == AdoptionGoal::Present) {
+                    (true, _) => "paused",
+                    (false, true) => "abandoned",
                     (false, false) => "running",
                 }
                 .to_owned(),
-                groups: topology.slots().filter(|slot| slot.is_passage()).count() as u64,
+                groups: topology.passages_that_move() as u64,
                 groups_left: topology.adoption_moves().len() as u64,
                 moves: self.moves.open_moves_of_slots().iter().map(|id| id.0).collect(),
                 waits_for,
@@ -155,7 +202,7 @@ impl Operator {
         Ok(RulesReport {
             number: ruled.map_or(0, |ruled| ruled.number()),
             rules: ruled.map(|ruled| ruled.rules().rules().to_vec()).unwrap_or_default(),
-            configured: Some(configured).filter(|configured| *configured != after),
+            configured: Some(configured).filter(|configured| !configured.is_empty() && *configured != after),
             adoption,
         })
     }
@@ -164,12 +211,14 @@ impl Operator {
     /// or the set in force.
     pub(super) fn check_rules(&self, keys: &[Vec<u8>]) -> Result<RulesCheckReport, OperationError> {
         let topology = self.moves.topology_now()?;
+        require_rules_possible(&topology)?;
         let (configured, next) = {
             let inner = self.rules.inner();
             (inner.configured.clone(), inner.request.next.clone())
         };
         let in_force = topology.ruled().map(|ruled| ruled.rules().rules().to_vec()).unwrap_or_default();
-        let shown = next.unwrap_or_else(|| if topology.is_adopting() { goal_rules(&topology) } else { configured });
+        let configured = Some(configured).filter(|rules| !rules.is_empty() && !topology.is_adopting());
+        let shown = next.or(configured).unwrap_or_else(|| goal_rules(&topology));
         let is_in_force = shown == in_force;
         let ruled = Ruled::first(RuleSet::new(shown).map_err(|error| invalid(error.to_string()))?);
         let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
@@ -194,9 +243,11 @@ impl Operator {
     /// Proposes rules for the keys that clients use together.
     pub(super) fn learn_rules(&self, named: bool) -> Result<RulesProposal, OperationError> {
         let topology = self.moves.topology_now()?;
-        let Proposal { rules, proposed, groups, together_now, together_then, too_large } = self.proposal(&topology);
+        require_rules_possible(&topology)?;
+        let (Proposal { rules, proposed, groups, together_now, together_then, too_large }, _) =
+            self.proposal(&topology)?;
         let is_enough = together_then as f64 >= COVERAGE * groups as f64;
-        let report = |TooLarge { rule, tag, percent }| TooLargeReport { rule, tag, percent };
+        let report = |TooLarge { rule, tag, of, percent }| TooLargeReport { rule, tag, of: of.to_string(), percent };
         // Patterns may be names of keys.
         let (rules, too_large) = if named { (rules, too_large) } else { Default::default() };
         Ok(RulesProposal {
@@ -210,23 +261,74 @@ impl Operator {
         })
     }
 
-    fn proposal(&self, topology: &Topology) -> Proposal {
+    /// Proposes rules for the sampled groups, and whether load and bytes are known and each pattern matches enough of
+    /// the sampled keys. Fails if the groups need rules and a node does not reply with sizes of keys.
+    fn proposal(&self, topology: &Topology) -> Result<(Proposal, bool), OperationError> {
         let (groups, hot) =
             self.running.with(|router| (router.used_together(), router.hot_keys(HOT_KEYS))).unwrap_or_default();
-        let keys = hot.iter().flat_map(|node| &node.keys);
-        let known: Vec<(&[u8], f64)> = keys.filter_map(|key| Some((key.name.key()?, key.rates.commands()))).collect();
-        // The load of all other keys is spread over them.
-        let rest = hot.iter().map(|node| node.uses).sum::<f64>() - known.iter().map(|(_, load)| load).sum::<f64>();
-        let loads: Vec<(&[u8], f64)> = known.into_iter().chain([(&b""[..], rest.max(0.0))]).collect();
-        propose(&goal_rules(topology), &groups, &loads, topology.nodes().len())
+        let (present, nodes) = (goal_rules(topology), topology.nodes().len());
+        let possible = propose(&present, &groups, &[], &[], nodes);
+        if possible.proposed == 0 {
+            return Ok((possible, false));
+        }
+        let sizes = self.sizes()?;
+        let bytes: Vec<(&[u8], f64)> =
+            sizes.iter().flat_map(|(_, keys)| keys).map(|(key, bytes)| (key.as_slice(), *bytes)).collect();
+        let mut load: Vec<(&[u8], f64)> = Vec::new();
+        for hot in &hot {
+            let known = hot.keys.iter().filter_map(|key| Some((key.name.key()?, key.rates.commands())));
+            // All other keys of the node are assumed to be used alike.
+            let rest = (hot.uses - known.clone().map(|(_, load)| load).sum::<f64>()).max(0.0);
+            let others = sizes.iter().filter(|(node, _)| *node == hot.node).flat_map(|(_, keys)| keys);
+            let each = rest / others.clone().count().max(1) as f64;
+            load.extend(known);
+            load.extend(others.map(|(key, _)| (key.as_slice(), each)));
+        }
+        let found = propose(&present, &groups, &load, &bytes, nodes);
+        let is_known = |weighed: &Weighed<'_>| weighed.iter().any(|(_, weight)| *weight > 0.0);
+        let new = &found.rules[found.rules.len() - found.proposed..];
+        let is_proved = is_known(&load) && is_known(&bytes) && new.iter().all(|rule| groups.has_many_keys_of(rule));
+        Ok((found, is_proved))
+    }
+
+    /// Returns a recent sample of the sizes of keys.
+    fn sizes(&self) -> Result<Sizes, OperationError> {
+        if let Some((at, sizes)) = &self.rules.inner().sizes
+            && at.elapsed() < SIZES_MAX_AGE
+        {
+            return Ok(Arc::clone(sizes));
+        }
+        let sampled = self.of_each_node(|id, access, timeout| {
+            let sizes = sample_sizes(&mut NodeConnection::open(access, timeout)?);
+            sizes.map(|sizes| (id, sizes)).map_err(|error| format!("{error:#}"))
+        })?;
+        let sizes = Sizes::from(sampled);
+        self.rules.inner().sizes = Some((Instant::now(), Arc::clone(&sizes)));
+        Ok(sizes)
+    }
+
+    /// Applies a function to all nodes in parallel. Its error begins with a verb.
+    fn of_each_node<T: Send>(
+        &self,
+        ask: impl Fn(NodeId, &NodeAccess, Duration) -> Result<T, String> + Sync,
+    ) -> Result<Vec<T>, OperationError> {
+        let stopping = || OperationError::Unavailable("the router is stopping".to_owned());
+        let access = self.running.with(Router::node_access).ok_or_else(stopping)?;
+        let nodes: Vec<(NodeId, NodeAccess)> = access.into_iter().collect();
+        let timeout = self.moves.timeout();
+        in_parallel(&nodes, |(id, access)| {
+            ask(*id, access, timeout).map_err(|why| format!("node {} {why}", access.name))
+        })
+        .into_iter()
+        .collect::<Result<_, String>>()
+        .map_err(OperationError::Failed)
     }
 
     /// Describes the effect of proposed rules on commands that a second node would refuse; empty without a proposal.
     pub(super) fn proposal_text(&self, topology: &Topology) -> String {
-        let found = self.proposal(topology);
-        if found.proposed == 0 {
+        let Some((found, _)) = self.proposal(topology).ok().filter(|(found, _)| found.proposed > 0) else {
             return String::new();
-        }
+        };
         format!(
             ". Placement rules would keep {} of {} sampled groups of keys together: `switchyard rules learn`",
             found.together_then, found.groups
@@ -238,11 +340,18 @@ impl Operator {
         let message = |message: String| Ok(RulesResult { message, ..RulesResult::default() });
         match order {
             RulesOrder::Adopt { rules, dry_run, how } => {
-                let rules = rules.unwrap_or_else(|| self.rules.inner().configured.clone());
+                let configured = Some(self.rules.inner().configured.clone()).filter(|rules| !rules.is_empty());
+                let rules = rules.or(configured).ok_or_else(|| {
+                    conflict(
+                        "the configuration has no [[placement.rule]]. Write rules there and reload it (SIGHUP), or use --preset NAME, or --none to remove all rules",
+                    )
+                })?;
                 if dry_run {
                     return self.estimate(rules);
                 }
+                let has_declined = rules.is_empty();
                 self.request_adoption(rules, how)?;
+                self.rules.store(&self.store, Request { has_declined, ..self.rules.request() })?;
                 self.follow_rules();
                 message(match self.rules()?.adoption {
                     None => "the rules are in force: no key had to move".to_owned(),
@@ -254,17 +363,20 @@ impl Operator {
             }
             RulesOrder::Pause(is_paused) => {
                 let _one = self.plan();
-                self.require_adoption()?;
+                let topology = self.require_adoption()?;
                 self.rules.store(&self.store, Request { is_paused, ..self.rules.request() })?;
-                self.steer_open(if is_paused { &SteerRequest::Pause } else { &SteerRequest::Resume });
+                // Before its start, other moves are open.
+                if topology.is_adopting() {
+                    self.steer_open(if is_paused { &SteerRequest::Pause } else { &SteerRequest::Resume });
+                }
                 message(if is_paused { "the adoption is paused" } else { "the adoption continues" }.to_owned())
             }
             RulesOrder::Abandon => {
                 let _one = self.plan();
                 let topology = self.require_adoption()?;
-                let request = self.rules.request();
+                let request = Request { has_declined: true, ..self.rules.request() };
                 if !topology.is_adopting() {
-                    self.rules.store(&self.store, Request::default())?;
+                    self.rules.store(&self.store, Request { has_declined: true, ..Request::default() })?;
                     return message("the request is withdrawn: the adoption had not started".to_owned());
                 }
                 self.rules.store(&self.store, Request { is_abandoned: true, is_paused: false, ..request })?;
@@ -287,19 +399,16 @@ impl Operator {
         self.moves.how(&how)?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
-        if topology.placement().continuum().is_some() {
-            return Err(conflict("the keys of a twemproxy pool are placed by its list of servers, without rules"));
-        }
+        require_rules_possible(&topology)?;
         if topology.is_adopting() {
             return Err(conflict(
                 "an adoption of rules is in progress: wait for its end (`switchyard rules list`), or abandon it first (`switchyard rules abandon`)",
             ));
         }
         if goal_rules(&topology) == rules {
-            self.rules.store(&self.store, Request::default())?;
-            return Ok(());
+            return self.rules.store(&self.store, self.rules.ended());
         }
-        self.rules.store(&self.store, Request { next: Some(rules), how, ..Request::default() })
+        self.rules.store(&self.store, Request { next: Some(rules), how, ..self.rules.ended() })
     }
 
     /// Changes all moves of the adoption. A refused change is reported by the next step.
@@ -315,14 +424,16 @@ impl Operator {
     fn adopt_learned(&self) {
         let is_wanted = {
             let inner = self.rules.inner();
-            inner.adopts && inner.configured.is_empty() && inner.request.next.is_none()
+            let Request { next, has_declined, .. } = &inner.request;
+            inner.adopts && inner.configured.is_empty() && next.is_none() && !has_declined && !self.planner.is_off()
         };
         let Ok(topology) = self.moves.topology_now() else { return };
         if !is_wanted || topology.is_adopting() || topology.placement().continuum().is_some() {
             return;
         }
-        let proposal = self.proposal(&topology);
-        if proposal.proposed == 0 || proposal.groups < GROUPS_MIN || !proposal.is_enough() {
+        // `switchyard rules learn` reports an error.
+        let Ok((proposal, is_proved)) = self.proposal(&topology) else { return };
+        if !is_proved || proposal.proposed == 0 || proposal.groups < GROUPS_MIN || !proposal.is_enough() {
             return;
         }
         info!("{} learned placement rules are adopted, for {} groups of keys", proposal.proposed, proposal.groups);
@@ -333,13 +444,7 @@ impl Operator {
 
     /// Performs the next step of an adoption. Called periodically.
     pub(crate) fn follow_rules(&self) {
-        let (not_compared, configured) = {
-            let inner = self.rules.inner();
-            (inner.not_compared, inner.configured.clone())
-        };
-        if let Some(adopts) = not_compared {
-            self.tune_rules(configured, adopts);
-        }
+        self.compare_rules();
         self.adopt_learned();
         let waits_for = match self.step_of_adoption() {
             Ok(waits_for) => waits_for,
@@ -394,7 +499,7 @@ impl Operator {
             return Ok(None);
         }
         let ended = self.moves.change_rules(RulesChange::End)?;
-        self.rules.store(&self.store, Request::default())?;
+        self.rules.store(&self.store, self.rules.ended())?;
         let number = ended.ruled().map_or(0, |ruled| ruled.number());
         info!("the adoption of rules has ended: set {number} is in force");
         Ok(None)
@@ -419,16 +524,7 @@ impl Operator {
         topology.with_adoption(set.clone()).map_err(|error| conflict(error.to_string()))?;
         let next = Ruled::first(set);
         let goal = |key: &[u8]| topology.placement_override(key).unwrap_or_else(|| topology.owner(next.slot_of(key)));
-        let stopping = || OperationError::Unavailable("the router is stopping".to_owned());
-        let access = self.running.with(Router::node_access).ok_or_else(stopping)?;
-        let nodes: Vec<(NodeId, NodeAccess)> = access.into_iter().collect();
-        let timeout = self.moves.timeout();
-        let samples: Vec<NodeSample> = in_parallel(&nodes, |(id, access)| {
-            sample(*id, access, timeout, goal).map_err(|why| format!("node {} {why}", access.name))
-        })
-        .into_iter()
-        .collect::<Result<_, String>>()
-        .map_err(OperationError::Failed)?;
+        let samples = self.of_each_node(|id, access, timeout| sample(id, access, timeout, goal))?;
         let hot = self.running.with(|router| router.hot_keys(HOT_KEYS)).unwrap_or_default();
         let (mut now, mut after): (BTreeMap<NodeId, f64>, BTreeMap<NodeId, f64>) = Default::default();
         for hot in &hot {
@@ -476,6 +572,14 @@ impl Operator {
     }
 }
 
+/// Fails for the pools of a twemproxy configuration.
+fn require_rules_possible(topology: &Topology) -> Result<(), OperationError> {
+    if topology.placement().continuum().is_some() {
+        return Err(conflict("the keys of a twemproxy pool are placed by its list of servers, without rules"));
+    }
+    Ok(())
+}
+
 /// Rules in force after the adoption in progress, if any.
 fn goal_rules(topology: &Topology) -> Vec<Rule> {
     topology.ruled().map(|ruled| ruled.goal_rules().rules().to_vec()).unwrap_or_default()
@@ -517,7 +621,7 @@ impl NodeSample {
 fn sample(
     node: NodeId,
     access: &NodeAccess,
-    timeout: std::time::Duration,
+    timeout: Duration,
     goal: impl Fn(&[u8]) -> NodeId,
 ) -> Result<NodeSample, String> {
     let mut connection = NodeConnection::open(access, timeout)?;

@@ -2,7 +2,9 @@
 //!
 //! The patterns have each library's default prefix. A capture is used where all commands stay within one queue,
 //! so that queues spread over the nodes; otherwise one tag keeps the whole library in one slot. Keys that are used alone
-//! (results of tasks, hashes of jobs) have no rule. Each library's keys and commands are in `docs/any-keys.md`.
+//! (results of tasks, hashes of jobs) have no rule. A capture at the start places keys next to the key with its text as
+//! name, which needs no rule: `{queue...}:reserved` next to the list of any name. Each library's keys and commands are in
+//! `docs/any-keys.md`.
 
 use super::Rule;
 
@@ -36,29 +38,22 @@ pub const PRESETS: [Preset; 7] = [
         name: "sidekiq",
         rules: &[(&["queue:*", "queues"], Some("sidekiq")), (&["stat:*"], Some("sidekiq-stat"))],
     },
-    // Laravel's queue, then Horizon, with the prefix of a new application.
+    // Laravel's queue, then Horizon. Laravel begins all names with a prefix made from the name of the application.
     Preset {
         name: "horizon",
         rules: &[
-            (&["queues:{queue...}:reserved", "queues:{queue...}:delayed", "queues:{queue...}:notify"], None),
-            (&["queues:{queue}"], None),
+            (&["{queue...}:reserved", "{queue...}:delayed", "{queue...}:notify"], None),
+            (&["{app}_horizon:*", "{app}-horizon:*"], None),
             (&["horizon:*"], Some("horizon")),
         ],
     },
-    // A worker polls each queue with its priorities, and returns unacknowledged messages to them.
+    // A worker polls each queue with its priorities, and returns unacknowledged messages to them. Its queues for
+    // events and remote control have unique names.
     Preset {
         name: "celery",
         rules: &[
             (&["unacked", "unacked_index", "celery", "celery\u{6}\u{16}*", "_kombu.*"], Some("celery")),
-            (
-                &[
-                    "{node}.reply.celery.pidbox*",
-                    "{node}.celery.pidbox*",
-                    "celery-taskset-meta-{group}.*",
-                    "celery-taskset-meta-{group}",
-                ],
-                None,
-            ),
+            (&["{queue}\u{6}\u{16}*", "celery-taskset-meta-{group}.*", "celery-taskset-meta-{group}"], None),
         ],
     },
     // Names of jobs do not contain their queue.
@@ -83,10 +78,18 @@ mod tests {
             ("bullmq", &["bull:mail:wait", "bull:mail:7", "bull:mail:"][..], "bull:sms:wait"),
             ("bull", &["bull:mail:wait", "bull:mail:active@token"], "bull:sms:wait"),
             ("sidekiq", &["queue:default", "queue:low", "queues"], "schedule"),
-            ("horizon", &["queues:a", "queues:a:reserved", "queues:a:delayed", "queues:a:notify"], "queues:b"),
+            (
+                "horizon",
+                &["x_queues:a", "x_queues:a:reserved", "x_queues:a:delayed", "x_queues:a:notify"],
+                "x_queues:b",
+            ),
+            ("horizon", &["laravel_horizon:job:A", "laravel_horizon:measured_jobs"], "queues:b"),
+            ("horizon", &["laravel-horizon:job:A", "laravel-horizon:measured_jobs"], "queues:b"),
             ("horizon", &["horizon:job:A", "horizon:measured_jobs"], "queues:b"),
             ("celery", &["unacked", "unacked_index", "celery", "celery\u{6}\u{16}3"], "celery-task-meta-1"),
             ("celery", &["celery-taskset-meta-1.j", "celery-taskset-meta-1"], "celery-taskset-meta-2.j"),
+            ("celery", &["celeryev.1-2", "celeryev.1-2\u{6}\u{16}9"], "celeryev.1-3"),
+            ("celery", &["a@b.org.celery.pidbox", "a@b.org.celery.pidbox\u{6}\u{16}3"], "a@b.net.celery.pidbox"),
             ("rq", &["rq:job:1", "rq:queues", "rq:worker:a"], "other"),
             ("arq", &["arq:queue", "arq:job:1", "arq:result:1"], "other"),
         ] {

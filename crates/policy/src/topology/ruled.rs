@@ -363,6 +363,13 @@ impl Topology {
         adoption.passages().map(goal).filter(|(slot, node)| self.owner(*slot) != *node).collect()
     }
 
+    /// Number of passages whose keys change nodes by the adoption.
+    #[must_use]
+    pub fn passages_that_move(&self) -> usize {
+        let adoption = self.ruled().and_then(|ruled| ruled.adoption.as_ref());
+        adoption.map_or(0, |adoption| adoption.passages().filter(|(_, from, to)| from != to).count())
+    }
+
     /// Returns the next topology, one epoch higher, after the end of the adoption: the set of its goal is in force. Each
     /// key stays at its node.
     ///

@@ -79,7 +79,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let resolved = config.resolve(|_| None)?.require_resolved()?;
     // The configuration is the only source of the rules if the state is lost.
-    let placement = Placement::by_rules(config.rule_set()?);
+    let rules = config.rule_set()?;
+    match rules.rules().len() {
+        0 => println!("without placement rules: the configuration has no [[placement.rule]]"),
+        count => println!("with {count} placement {} of the configuration", plural(count as u64, "rule")),
+    }
+    let placement = Placement::by_rules(rules);
     let (mut counted, mut connections) = (Vec::new(), Vec::new());
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {

@@ -138,18 +138,21 @@ fn list(flags: &AdminFlags) -> Result<(), Failure> {
     client.print(&client.get(PATH)?, render)
 }
 
-fn lines_of(rules: &[Rule]) -> String {
-    let line = |rule: &Rule| {
-        let tag = rule.tag.as_ref().map(|tag| format!("  tag {tag}")).unwrap_or_default();
-        format!("  {}{tag}\n", rule.keys.join(" "))
+/// Returns rules as a part of the configuration.
+fn tables_of(rules: &[Rule]) -> String {
+    let quoted = |text: &String| toml::Value::String(text.clone()).to_string();
+    let rule_table = |rule: &Rule| {
+        let keys: Vec<String> = rule.keys.iter().map(quoted).collect();
+        let tag = rule.tag.as_ref().map(|tag| format!("tag = {}\n", quoted(tag))).unwrap_or_default();
+        format!("\n[[placement.rule]]\nkeys = [{}]\n{tag}", keys.join(", "))
     };
-    if rules.is_empty() { "  none\n".to_owned() } else { rules.iter().map(line).collect() }
+    if rules.is_empty() { "none\n".to_owned() } else { rules.iter().map(rule_table).collect() }
 }
 
 fn render(report: &RulesReport) -> String {
     let mut out = match report.number {
         0 => "no placement rules: the slot of a key is that of its name, or of its {hash tag}\n".to_owned(),
-        number => format!("placement rules in force (set {number}):\n{}", lines_of(&report.rules)),
+        number => format!("placement rules in force (set {number}):\n{}", tables_of(&report.rules)),
     };
     if let Some(adoption) = &report.adoption {
         out.push_str(&render_adoption(adoption));
@@ -157,7 +160,7 @@ fn render(report: &RulesReport) -> String {
     if let Some(configured) = &report.configured {
         out.push_str(&format!(
             "\nthe configuration has other rules (`switchyard rules adopt` adopts them):\n{}",
-            lines_of(configured)
+            tables_of(configured)
         ));
     }
     out
@@ -165,7 +168,7 @@ fn render(report: &RulesReport) -> String {
 
 fn render_adoption(adoption: &AdoptionReport) -> String {
     let AdoptionReport { rules, state, groups, groups_left, moves, waits_for } = adoption;
-    let mut out = format!("\nadoption ({state}) of:\n{}", lines_of(rules));
+    let mut out = format!("\nadoption ({state}) of:\n{}\n", tables_of(rules));
     if *groups > 0 {
         let done = groups.saturating_sub(*groups_left);
         out.push_str(&format!("groups of keys at their node: {} of {}\n", count(done), count(*groups)));
@@ -213,20 +216,19 @@ fn render_result(result: &RulesResult) -> String {
 fn render_proposal(proposal: &RulesProposal) -> String {
     let RulesProposal { rules, proposed, groups, together_now, together_then, is_enough, too_large } = proposal;
     if *groups == 0 {
-        return "no rules are needed: no command, transaction or script has used keys of several slots\n".to_owned();
+        return "no rules are needed so far: since the start of the router, no command, transaction or script has used keys of several slots\n"
+            .to_owned();
     }
     let mut out = format!(
         "{} groups of keys were used together while they were in several slots; {} of them are in one slot now\n",
         count(*groups),
         count(*together_now)
     );
-    let quoted = |text: &String| toml::Value::String(text.clone()).to_string();
-    for rule in rules.iter().skip(rules.len().saturating_sub(*proposed as usize)) {
-        let keys: Vec<String> = rule.keys.iter().map(quoted).collect();
-        out.push_str(&format!("\n[[placement.rule]]\nkeys = [{}]\n", keys.join(", ")));
-        if let Some(tag) = &rule.tag {
-            out.push_str(&format!("tag = {}\n", quoted(tag)));
-        }
+    if *proposed > 0 && !rules.is_empty() {
+        out.push_str(&tables_of(&rules[rules.len().saturating_sub(*proposed as usize)..]));
+    }
+    if *proposed == 0 && together_now < groups && too_large.is_empty() {
+        out.push_str("no pattern fits the others: write a {hash tag} into the names of keys that are used together\n");
     }
     if *proposed > 0 && rules.is_empty() {
         out.push_str(&format!(
@@ -242,10 +244,11 @@ fn render_proposal(proposal: &RulesProposal) -> String {
     }
     for refused in too_large {
         out.push_str(&format!(
-            "not proposed: {}, because its tag {} has {} % of the load, more than half of a node's share\n",
+            "not proposed: {}, because its tag {} has {} % of the {}, more than half of a node's share\n",
             refused.rule.keys.join(" "),
             refused.tag,
-            refused.percent
+            refused.percent,
+            refused.of
         ));
     }
     out
@@ -276,7 +279,7 @@ mod tests {
         let report = RulesReport {
             number: 2,
             rules: vec![rule("rq:*", Some("rq"))],
-            configured: Some(Vec::new()),
+            configured: Some(vec![rule("bull:{queue}:*", None)]),
             adoption: Some(AdoptionReport {
                 rules: vec![rule("bull:{queue}:*", None)],
                 state: "running".to_owned(),
@@ -288,8 +291,8 @@ mod tests {
         };
         let shown = render(&report);
         for part in [
-            "placement rules in force (set 2):\n  rq:*  tag rq\n",
-            "adoption (running) of:\n  bull:{queue}:*\n",
+            "placement rules in force (set 2):\n\n[[placement.rule]]\nkeys = [\"rq:*\"]\ntag = \"rq\"\n",
+            "adoption (running) of:\n\n[[placement.rule]]\nkeys = [\"bull:{queue}:*\"]\n",
             "groups of keys at their node: 28 of 128",
             "moves in progress: 7",
             "the configuration has other rules",

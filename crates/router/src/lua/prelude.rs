@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 
 use switchyard_policy::topology::{CaptureEnd, Pattern, Ruled};
-use switchyard_resp::command::{CommandTable, Keys};
+use switchyard_resp::command::{CommandTable, Handling, Keys, Local};
 
 use super::UndeclaredKeys;
 use super::rules::{entries, entry};
@@ -228,8 +228,10 @@ static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Returns the check for a script with literal command names only, which lists just these.
-fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
+/// Returns the check for a script with literal command names only, which lists just these. With placement rules SPUBLISH
+/// is refused, because a shard channel has no rule and may be at another node.
+fn listed(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> String {
+    let has_rules = matches!(beside, UndeclaredKeys::Slot(Some(_)));
     let mut unknown = false;
     let mut list: Vec<(String, String)> = Vec::new();
     for name in &facts.commands {
@@ -238,6 +240,9 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
                 let prefix = format!("{}|", container.name);
                 list.extend(table.iter().filter(|c| c.name.starts_with(&prefix)).filter_map(entry));
                 list.push(found);
+            }
+            Some((command, Some((name, _)))) if has_rules && command.handling == Handling::Local(Local::Spublish) => {
+                list.push((name, "-".to_owned()));
             }
             Some((_, Some(found))) => list.push(found),
             // Commands on all keys, or on one node.
@@ -269,7 +274,7 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
     if any {
         out.push_str(&CALLS_ANY);
     } else {
-        out.push_str(&listed(facts, table));
+        out.push_str(&listed(facts, table, beside));
     }
     out.push_str(CALLS);
     if facts.redis_escapes {

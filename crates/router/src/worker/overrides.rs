@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::together::pattern_for;
+use switchyard_policy::together::rule_for;
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::{Flags, errors};
+use switchyard_resp::command::{Command, Flags, errors};
 
 use super::command::with_parsed_command;
 use super::keyed::CommandHooks;
@@ -25,12 +25,19 @@ pub(super) fn wanted_of<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item 
     )
 }
 
+/// Returns the slot of a key, or of the channel of SPUBLISH, which has no placement rule.
+pub(super) fn slot_of_name(routing: &RoutingSnapshot, command: &Command, name: &[u8]) -> Slot {
+    let placement = routing.topology.placement();
+    if command.flags.has(Flags::PUBSUB) { placement.slot_of_channel(name) } else { placement.slot_of(name) }
+}
+
 /// Returns the slots of the keys of a request by this snapshot. Empty if it cannot be parsed.
 pub(super) fn slots_by(routing: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<Slot> {
     let slots = with_parsed_command(routing, request, |command, args| {
         let mut keys = Vec::new();
         command.find_keys(args, &mut keys).ok()?;
-        Some(keys.iter().filter_map(|k| args.get(*k as usize)).map(|key| routing.topology.slot_of(key)).collect())
+        let names = keys.iter().filter_map(|k| args.get(*k as usize));
+        Some(names.map(|name| slot_of_name(routing, command, name)).collect())
     });
     slots.flatten().unwrap_or_default()
 }
@@ -58,16 +65,15 @@ pub(super) fn not_together<'k>(
 pub(super) fn apart_text<'k>(routing: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
     let topology = &routing.topology;
     // The pools of a twemproxy configuration have no rules.
-    let pattern = if topology.placement().continuum().is_none() {
-        pattern_for(topology.ruled().map(|ruled| &**ruled), keys)
+    let rule = if topology.placement().continuum().is_none() {
+        rule_for(topology.ruled().map(|ruled| &**ruled), keys)
     } else {
         None
     };
-    match pattern {
-        Some(pattern) => format!(
-            "{}. A placement rule with the pattern {pattern} would place them in one (docs/any-keys.md)",
-            errors::CROSSSLOT
-        ),
+    match rule {
+        Some(rule) => {
+            format!("{}. A placement rule with {rule} would place them in one (docs/any-keys.md)", errors::CROSSSLOT)
+        }
         None => errors::CROSSSLOT.to_owned(),
     }
 }

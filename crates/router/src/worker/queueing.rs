@@ -15,7 +15,7 @@ use super::invocation::Invocation;
 use super::keyed::{CommandHooks, find_routed_keys};
 use super::multi_local::answered;
 use super::multi_local::state::{QueuedScan, When};
-use super::overrides::apart_text;
+use super::overrides::{apart_text, slot_of_name};
 use super::pubsub::Kind;
 use super::scan::queued_scan;
 use super::transactions::discard;
@@ -130,6 +130,8 @@ impl Worker {
             multi.slow |= command.flags.has(Flags::SLOW);
             multi.writes |= !command.flags.has(Flags::READONLY);
             multi.alone = multi.alone.or(alone).or(code);
+            let is_code = command.flags.has(Flags::SCRIPT) && routing.checks_scripts();
+            multi.has_checks_by_placement |= is_code || command.sorts_by_whole_name(args).is_some();
             let kind = match command.handling {
                 Handling::Local(Local::Publish) => Some(Kind::Channel),
                 Handling::Local(Local::Spublish) => Some(Kind::Shard),
@@ -171,7 +173,14 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
             let mut keys = std::mem::take(&mut hooks.keys);
             keys.clear();
             let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
-            let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+            let own = || keys.iter().filter_map(|k| args.get(*k as usize));
+            let target = match own().next().filter(|_| command.flags.has(Flags::PUBSUB)) {
+                Some(channel) => {
+                    let slot = slot_of_name(routing, command, channel);
+                    Route::Owner(slot, routing.topology.owner(slot))
+                }
+                None => route(&routing.topology, own()),
+            };
             let is_of_known = match target {
                 Route::Owner(slot, _) | Route::Parted(slot) => known.is_none_or(|known| known == slot),
                 Route::Together(_) | Route::CrossSlot => false,
@@ -180,8 +189,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
             let mut refusal = None;
             if found.is_ok() && !is_of_known && (hooks.groups.has_room() || !is_only) {
                 let queued = keys_of_transaction(routing, session);
-                let own = keys.iter().filter_map(|k| args.get(*k as usize));
-                let all = queued.iter().map(|key| &key[..]).chain(own);
+                let all = queued.iter().map(|key| &key[..]).chain(own());
                 hooks.groups.note(all.clone());
                 // Channels have no rules.
                 let has_rules = !matches!(command.handling, Handling::Local(_));

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::{Local, errors};
+use switchyard_resp::command::Local;
 use switchyard_resp::{encode, reply};
 
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
@@ -35,7 +35,9 @@ use super::flow::Flow;
 use super::gather::no_multi_text;
 use super::invocation::Invocation;
 use super::keyed::{CommandHooks, Request};
-use super::overrides::{node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of};
+use super::overrides::{
+    apart_text, node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of,
+};
 use super::turn::Turn;
 use super::upstreams::kind::Task;
 use super::upstreams::pending::{Again, MULTI, Pending, Purpose};
@@ -55,26 +57,30 @@ const ABORTED: &str = "EXECABORT Transaction discarded because of previous error
 const RECALL_US: u64 = 60_000_000;
 
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
+/// Aborts transactions whose commands would be refused now, or that were checked by the earlier placement.
 pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
     let routing = Arc::clone(turn.routing());
+    let is_only = routing.topology.only_node().is_some();
     for handle in down.handles() {
         let Some(session) = down.get_mut(handle).and_then(|client| client.state_mut::<Session>()) else { continue };
         if session.multi.slot.is_some() {
             let requests = session.multi.requests();
             match one_of(requests.iter().flat_map(|request| slots_by(&routing, request)).collect()) {
                 Some(slot) => session.multi.slot = Some(slot),
-                None if routing.topology.only_node().is_some() => {}
+                None if is_only => {}
                 // A single one would be refused now.
                 None => session.multi.aborted = true,
             }
         }
+        session.multi.aborted |= session.multi.has_checks_by_placement && !is_only;
         if let Some(watch) = &mut session.watch {
             match one_of(watch.keys.iter().map(|key| routing.topology.slot_of(key)).collect()) {
                 Some(slot) => watch.slot = slot,
-                None if routing.topology.only_node().is_some() => {}
+                None if is_only => {}
                 None => session.watch_failed = true,
             }
+            session.multi.aborted |= session.multi.slot.is_some_and(|slot| slot != watch.slot) && !is_only;
         }
     }
 }
@@ -274,9 +280,16 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
     }
     let before = client.state_or_default::<Session>().watch.as_ref().map(|w| (w.slot, w.link, w.node));
     let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
-    if are_apart && only.is_none() {
-        watch_failed(&mut cx.down, handle);
-        return cx.down.refuse(&cx.turn, handle, class, errors::CROSSSLOT);
+    if are_apart && (only.is_none() || cx.hooks.groups.has_room()) {
+        let watched = cx.down.get(handle).and_then(|c| c.state::<Session>()).and_then(|s| s.watch.as_ref());
+        let mut all = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
+        all.extend(keys.clone().map(Box::from));
+        cx.hooks.groups.note(all.iter().map(|key| &**key));
+        if only.is_none() {
+            watch_failed(&mut cx.down, handle);
+            let text = apart_text(routing, all.iter().map(|key| &**key));
+            return cx.down.refuse(&cx.turn, handle, class, &text);
+        }
     }
     if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
         let text = parted_text(&cx.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });

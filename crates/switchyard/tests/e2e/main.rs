@@ -3,6 +3,7 @@
 //! A single test binary with a module per topic, because each integration test file is linked separately, and linking
 //! takes longer than the tests. `support` has the harness and documents how to run the tests against a plain server.
 
+mod adoptions;
 mod autoscale;
 mod autoscale_guards;
 mod blocking;

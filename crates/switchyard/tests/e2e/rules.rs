@@ -11,13 +11,13 @@ use crate::movectl_history::Recording;
 use crate::movectl_moves::{eventually, wait_for};
 use crate::support::{Client, NodeOptions, Router, Site, SiteOptions, Value, bulk, encode, ok};
 
-const RULES: &str =
+pub(crate) const RULES: &str =
     "[[placement.rule]]\nkeys = [\"bull:{queue}:*\"]\n\n[[placement.rule]]\nkeys = [\"rq:*\"]\ntag = \"rq\"\n";
 
 /// Options of an adoption that takes some seconds for [`KEYS`] keys.
-const SLOWLY: &str = "--goal gentle --max-rate 100kb";
+pub(crate) const SLOWLY: &str = "--goal gentle --max-rate 100kb";
 
-const KEYS: usize = 6_000;
+pub(crate) const KEYS: usize = 6_000;
 
 const QUEUES: usize = 8;
 
@@ -29,13 +29,13 @@ fn value(number: usize) -> String {
     format!("{number} {}", "x".repeat(60))
 }
 
-fn fill(client: &mut Client) {
+pub(crate) fn fill(client: &mut Client) {
     let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["SET", &name(n), &value(n)])).collect();
     assert!(client.pipeline(&bytes, KEYS).into_iter().all(|reply| reply == b"+OK\r\n"));
 }
 
 #[track_caller]
-fn all_there(client: &mut Client) {
+pub(crate) fn all_there(client: &mut Client) {
     let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["GET", &name(n)])).collect();
     for (number, reply) in client.pipeline(&bytes, KEYS).into_iter().enumerate() {
         let expected = value(number);
@@ -44,18 +44,18 @@ fn all_there(client: &mut Client) {
 }
 
 /// The report of the rules, with the state of an adoption.
-fn report(router: &Router) -> Json {
+pub(crate) fn report(router: &Router) -> Json {
     json(router, "rules list")
 }
 
 #[track_caller]
-fn until_adopted(router: &Router) -> Json {
+pub(crate) fn until_adopted(router: &Router) -> Json {
     eventually("the adoption ends", || Some(report(router)).filter(|report| report["adoption"].is_null()))
 }
 
 /// Fails unless all keys of each queue are at the node of the queue's slot.
 #[track_caller]
-fn keys_are_at_their_tags(site: &Site) {
+pub(crate) fn keys_are_at_their_tags(site: &Site) {
     let router = site.router();
     for queue in 0..QUEUES {
         let told = json(router, &format!("where q{queue}"));
@@ -254,6 +254,69 @@ fn an_adoption_moves_keys_once_while_clients_use_them() {
     assert!(site.router().metrics().contains("switchyard_placement_rules_number 1\n"));
 }
 
+/// Commands queued before a change of rules are not executed at the former node of a key.
+#[test]
+fn a_change_of_rules_aborts_transactions_checked_by_earlier_rules() {
+    let one_tag = "[[placement.rule]]\nkeys = [\"app:*\"]\ntag = \"app\"\n";
+    let Some(site) = Site::router_only(2, &SiteOptions::config(one_tag)) else { return };
+    let router = site.router();
+    let node_of = |key: &str| json(router, &format!("where {key}"))["keys"][0]["node"].clone();
+    let home = node_of("app:x");
+    let at = |is_home: bool| {
+        (0..).map(|n| format!("app:{n}:k")).find(|key| {
+            let tag = key.split(':').nth(1).expect("a number");
+            (node_of(tag) == home) == is_home
+        })
+    };
+    let (stays, leaves) = (at(true).expect("a key"), at(false).expect("a key"));
+    let script = "return redis.call('SET', ARGV[1], 'lost')";
+    let commands =
+        [(Some(stays.as_str()), vec!["SET", &leaves, "lost"]), (None, vec!["EVAL", script, "1", &stays, &leaves])];
+    let mut clients: Vec<Client> = commands.iter().map(|_| site.client()).collect();
+    assert_eq!(site.client().cmd(&format!("SET {leaves} kept")), ok());
+    for (client, (watched, command)) in clients.iter_mut().zip(&commands) {
+        if let Some(key) = watched {
+            assert_eq!(client.cmd(&format!("WATCH {key}")), ok());
+        }
+        assert_eq!(client.cmd("MULTI"), ok());
+        assert_eq!(client.call(command), Value::Simple("QUEUED".into()));
+    }
+    reload(router, "[[placement.rule]]\nkeys = [\"app:{n}:*\"]\n");
+    done(router, "rules adopt");
+    until_adopted(router);
+    for (client, (_, command)) in clients.iter_mut().zip(&commands) {
+        let reply = client.cmd("EXEC");
+        assert!(reply.error().is_some_and(|text| text.starts_with("EXECABORT")), "{command:?}: {reply:?}");
+    }
+    assert_eq!(site.client().cmd(&format!("GET {leaves}")), bulk("kept"));
+    let copies: usize = site.nodes().iter().map(|node| node.cmd(&format!("KEYS {leaves}")).items().len()).sum();
+    assert_eq!(copies, 1);
+}
+
+#[test]
+fn shard_channels_have_no_rules_in_transactions_and_scripts() {
+    let Some(site) = Site::router_only(2, &SiteOptions::config(RULES)) else { return };
+    let mut client = site.client();
+    let reply = client.call(&["EVAL", "return redis.call('SPUBLISH', KEYS[1], 'm')", "1", "bull:mail:events"]);
+    assert!(reply.error().is_some_and(|text| text.contains("may not call spublish")), "{reply:?}");
+    if client.cmd("SPUBLISH x m").error().is_some() {
+        return eprintln!("no shard channels before Redis 7.0");
+    }
+    for queue in 0..8 {
+        let channel = format!("bull:q{queue}:events");
+        let mut subscriber = site.client();
+        subscriber.cmd(&format!("SSUBSCRIBE {channel}"));
+        client.cmd("MULTI");
+        assert_eq!(client.cmd(&format!("SPUBLISH {channel} m")), Value::Simple("QUEUED".into()));
+        assert_eq!(client.cmd("EXEC"), Value::Array(vec![Value::Int(1)]), "{channel}");
+        assert_eq!(subscriber.reply(), Value::Array(vec![bulk("smessage"), bulk(&channel), bulk("m")]));
+        client.cmd("MULTI");
+        client.cmd(&format!("SET bull:q{queue}:k 1"));
+        assert!(client.cmd(&format!("SPUBLISH {channel} m")).expect_error().starts_with("CROSSSLOT"), "{channel}");
+        client.cmd("DISCARD");
+    }
+}
+
 #[test]
 fn a_killed_router_continues_an_adoption() {
     let node = NodeOptions::args(&["--appendonly", "yes"]);
@@ -292,19 +355,19 @@ fn an_adoption_can_be_paused_and_abandoned() {
     let again = refused(router, "rules adopt --preset rq");
     assert!(again.contains("an adoption of rules is in progress"), "{again}");
     done(router, "rules resume");
-    eventually("groups arrive", || Some(left(&report(router))).filter(|left| *left < left_at_start(router)));
+    eventually("groups arrive", || {
+        let report = report(router);
+        left(&report).filter(|left| Some(*left) < report["adoption"]["groups"].as_u64())
+    });
     done(router, "rules abandon");
+    done(router, "rules pause");
+    assert_eq!(report(router)["adoption"]["state"], "paused");
+    done(router, "rules resume");
     let ended = until_adopted(router);
     assert_eq!(ended["rules"].as_array().map(Vec::len), Some(0), "{ended}");
     let after: Vec<i64> = site.nodes().iter().map(|node| node.cmd("DBSIZE").int()).collect();
     assert_eq!(after, before, "all keys are back");
     all_there(&mut site.client());
-}
-
-/// Number of groups that leave their node.
-fn left_at_start(router: &Router) -> Option<u64> {
-    // Two nodes have four pairs, and the keys of two of them move.
-    report(router)["adoption"]["groups"].as_u64().map(|groups| groups / 2)
 }
 
 #[test]
@@ -318,9 +381,18 @@ fn moves_and_adoptions_wait_for_each_other() {
     assert!(told.contains("the adoption waits: move 1 is in progress"), "{told}");
     let waiting = report(router);
     assert_eq!((&waiting["adoption"]["state"], &waiting["number"]), (&Json::from("requested"), &Json::from(0)));
+    // The adoption that waits is paused, and not the move that it waits for.
+    done(router, "rules pause");
+    assert_eq!(crate::movectl_moves::the_move(router, 1)["state"], "running");
+    done(router, "rules resume");
     done(router, "moves abort 1");
     until_adopted(router);
     done(router, &format!("rules adopt --none {SLOWLY}"));
+    let passage = format!("move --from {} --to {} --slots 16384", names[0], names[1]);
+    for order in [&move_all, &passage] {
+        let text = refused(router, order);
+        assert!(text.contains("an adoption of placement rules is in progress"), "{text}");
+    }
     let text = refused(router, &move_all);
     assert!(text.contains("an adoption of placement rules is in progress"), "{text}");
     refused(router, &format!("nodes drain {}", names[0]));
@@ -341,12 +413,20 @@ fn changed_rules_in_the_configuration_wait_for_an_order() {
     done(router, "rules adopt");
     assert_eq!(until_adopted(router)["number"], 1);
     keys_are_at_their_tags(&site);
+    // During an adoption, a reload waits for its end.
+    done(router, &format!("rules adopt --none {SLOWLY}"));
     let file = router.config_file();
     let rules = "[placement]\nadopt = \"auto\"\n[[placement.rule]]\npreset = \"rq\"\n";
     std::fs::write(&file, rules).expect("written");
     router.process().signal(rustix::process::Signal::HUP);
-    eventually("changed rules are adopted without an order", || report(router)["number"] == 2);
+    eventually("changed rules are adopted without an order", || report(router)["number"] == 3);
+    assert_eq!(report(router)["rules"][0]["keys"][0], "rq:*");
     all_there(&mut site.client());
+    // Without rules in the configuration, the rules in force need an order to be removed.
+    std::fs::write(&file, "[placement]\nadopt = \"ask\"\n").expect("written");
+    router.process().signal(rustix::process::Signal::HUP);
+    eventually("the configuration has no rules", || refused(router, "rules adopt").contains("no [[placement.rule]]"));
+    assert_eq!(report(router)["number"], 3);
     assert_eq!(run_cli(router, "rules check bull:q1:x").code, 0);
 }
 
@@ -392,13 +472,26 @@ fn rules_are_learned_from_keys_that_clients_use_together() {
 fn learned_rules_are_adopted_without_an_order_if_configured() {
     let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"auto\"\n")) else { return };
     let mut client = site.client();
-    eventually("learned rules are in force", || {
+    let use_queues = |client: &mut Client| {
         for queue in 0..40 {
+            client.cmd(&format!("RPUSH jobs:q{queue}:wait 1"));
             client.cmd(&format!("LMOVE jobs:q{queue}:wait jobs:q{queue}:active LEFT RIGHT"));
         }
+    };
+    eventually("learned rules are in force", || {
+        use_queues(&mut client);
         report(site.router())["number"] == 1
     });
     use_together(&mut client, false);
+    // Removed rules are not adopted again.
+    done(site.router(), "rules adopt --none");
+    until_adopted(site.router());
+    for _ in 0..30 {
+        use_queues(&mut client);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let after = report(site.router());
+    assert_eq!((&after["number"], after["adoption"].is_null()), (&Json::from(2), true), "{after}");
 }
 
 #[test]
@@ -449,6 +542,13 @@ const LIBRARIES: [(&str, &[&str]); 6] = [
             "UNLINK queue:default",
             "SREM queues default",
             "EXEC",
+            "MULTI",
+            "SADD processes worker-7:1:abc",
+            "EXISTS worker-7:1:abc",
+            "HSET worker-7:1:abc busy 0",
+            "EXPIRE worker-7:1:abc 60",
+            "RPOP worker-7:1:abc-signals",
+            "EXEC",
             "MSET stat:processed 1 stat:failed 0",
             "MGET stat:processed:2026-01-01 stat:failed:2026-01-01",
             "EVAL \"return redis.call('ZRANGE', KEYS[1], '-inf', ARGV[1], 'BYSCORE')\" 1 schedule 5",
@@ -457,12 +557,12 @@ const LIBRARIES: [(&str, &[&str]); 6] = [
     (
         "horizon",
         &[
-            "EVAL \"redis.call('RPUSH', KEYS[1], ARGV[1]); return redis.call('RPUSH', KEYS[2], 1)\" 2 queues:mail queues:mail:notify job",
-            "EVAL \"local job = redis.call('LPOP', KEYS[1]); redis.call('ZADD', KEYS[2], 60, job); redis.call('LPOP', KEYS[3]); return job\" 3 queues:mail queues:mail:reserved queues:mail:notify",
-            "EVAL \"redis.call('ZREM', KEYS[2], ARGV[1]); return redis.call('ZADD', KEYS[1], 9, ARGV[1])\" 2 queues:mail:delayed queues:mail:reserved job",
-            "BLPOP queues:mail:notify 0.01",
-            "EVAL \"redis.call('HINCRBY', KEYS[1], 'throughput', 1); return redis.call('SADD', KEYS[2], KEYS[1])\" 2 horizon:job:Mail horizon:measured_jobs",
-            "EVAL \"redis.call('HSET', ARGV[1], 'status', 'x'); return redis.call('ZCARD', KEYS[1])\" 2 horizon:recent_jobs horizon:pending_jobs horizon:7",
+            "EVAL \"redis.call('RPUSH', KEYS[1], ARGV[1]); return redis.call('RPUSH', KEYS[2], 1)\" 2 laravel_database_queues:mail laravel_database_queues:mail:notify job",
+            "EVAL \"local job = redis.call('LPOP', KEYS[1]); redis.call('ZADD', KEYS[2], 60, job); redis.call('LPOP', KEYS[3]); return job\" 3 laravel_database_queues:mail laravel_database_queues:mail:reserved laravel_database_queues:mail:notify",
+            "EVAL \"redis.call('ZREM', KEYS[2], ARGV[1]); return redis.call('ZADD', KEYS[1], 9, ARGV[1])\" 2 laravel_database_queues:mail:delayed laravel_database_queues:mail:reserved job",
+            "BLPOP laravel_database_queues:mail:notify 0.01",
+            "EVAL \"redis.call('HINCRBY', KEYS[1], 'throughput', 1); return redis.call('SADD', KEYS[2], KEYS[1])\" 2 laravel_horizon:job:Mail laravel_horizon:measured_jobs",
+            "EVAL \"redis.call('HSET', ARGV[1], 'status', 'x'); return redis.call('ZCARD', KEYS[1])\" 2 laravel_horizon:recent_jobs laravel_horizon:pending_jobs laravel_horizon:7",
         ],
     ),
     (
@@ -531,7 +631,8 @@ const LIBRARIES: [(&str, &[&str]); 6] = [
 #[test]
 fn presets_serve_recorded_commands_of_their_libraries() {
     let rule = |(name, _): &(&str, _)| format!("[[placement.rule]]\npreset = \"{name}\"\n");
-    let rules: String = LIBRARIES.iter().map(rule).collect();
+    let heartbeat = "[[placement.rule]]\nkeys = [\"processes\", \"worker-*\"]\ntag = \"sidekiq-processes\"\n";
+    let rules: String = LIBRARIES.iter().map(rule).chain([heartbeat.to_owned()]).collect();
     let Some(site) = Site::router_only(3, &SiteOptions::config(&rules)) else { return };
     for (name, commands) in LIBRARIES {
         let mut client = site.client();

@@ -16,15 +16,15 @@ use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, http, int, ok, ports};
 
 /// A router in front of two nodes, and a folder for another router.
-struct Scene {
-    first: Router,
-    nodes: Vec<Node>,
+pub(crate) struct Scene {
+    pub(crate) first: Router,
+    pub(crate) nodes: Vec<Node>,
     listen: SocketAddr,
     copy: TempDir,
 }
 
 impl Scene {
-    fn start() -> Option<Scene> {
+    pub(crate) fn start() -> Option<Scene> {
         if direct() {
             eprintln!("nothing to check against a plain server");
             return None;
@@ -46,13 +46,13 @@ impl Scene {
         self.second_at(args, state, fresh())
     }
 
-    fn second_at(&self, args: &[&str], state: &Path, admin: SocketAddr) -> Process {
+    pub(crate) fn second_at(&self, args: &[&str], state: &Path, admin: SocketAddr) -> Process {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self.first.start_beside(&RouterOptions { args, ..RouterOptions::default() }, self.listen, admin, state)
     }
 
     /// Returns a client of the second router, as soon as it serves all nodes.
-    fn client_of(&self, second: &mut Process) -> Client {
+    pub(crate) fn client_of(&self, second: &mut Process) -> Client {
         eventually("the second router serves", || {
             assert_eq!(second.ended(), None, "{}", second.log());
             let mut client = Client::try_connect(self.listen).ok()?;
@@ -76,11 +76,12 @@ impl Scene {
     }
 }
 
-fn fresh() -> SocketAddr {
+pub(crate) fn fresh() -> SocketAddr {
     ([127, 0, 0, 1], ports::free()).into()
 }
 
 const WAITS: &str = "waits until no other router serves the nodes";
+pub(crate) const WAITS_FOR_STATE: &str = "waits until the state directory is free";
 
 /// Local servers run on the first machine only: a standby would start empty servers at their addresses.
 #[test]
@@ -121,7 +122,7 @@ fn a_standby_with_the_same_state_directory_takes_over_when_it_is_free() {
     let Some(mut scene) = Scene::start() else { return };
     assert_eq!(Client::connect(scene.first.address()).cmd("SET k before"), ok());
     let mut standby = scene.second(&["--standby", "shared"], &scene.first.state_dir());
-    eventually("it waits", || standby.log().contains("waits until the state directory is free"));
+    eventually("it waits", || standby.log().contains(WAITS_FOR_STATE));
     scene.first.process_mut().kill();
     let mut client = scene.client_of(&mut standby);
     assert_eq!(client.cmd("GET k"), bulk("before"));

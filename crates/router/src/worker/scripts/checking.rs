@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use switchyard_policy::topology::Placement;
+
 use super::super::downstreams::Downstreams;
 use super::super::downstreams::waits::Stall;
 use super::super::invocation::Invocation;
@@ -14,6 +16,8 @@ use crate::slab::Handle;
 pub(in crate::worker) struct LibraryCheck {
     /// Command number within its client.
     number: u32,
+    /// The placement at its start, because the check depends on placement rules.
+    placement: Placement,
     progress: Progress,
 }
 
@@ -47,15 +51,20 @@ pub(super) fn check_libraries(turn: &Turn, down: &mut Downstreams, call: &Invoca
     let client = down.get_mut(handle)?;
     let number = client.replies().next_seq();
     match client.take_state::<LibraryCheck>().filter(|check| check.number == number).map(|check| *check) {
-        Some(LibraryCheck { progress: Progress::Done(result), .. }) => Some(result),
-        Some(pending) => {
+        Some(LibraryCheck { progress: Progress::Done(result), placement, .. })
+            if placement == *routing.topology.placement() =>
+        {
+            Some(result)
+        }
+        Some(pending @ LibraryCheck { progress: Progress::Pending { .. }, .. }) => {
             client.set_state(pending);
             None
         }
-        None => {
+        _ => {
             let (shared, place, wait) = (turn.shared(), (turn.index(), handle, number), Arc::default());
             let len = shared.library_checks.queue(routing, &command.name, args, place, &shared.mailboxes, &wait);
-            client.set_state(LibraryCheck { number, progress: Progress::Pending { len, _wait: wait } });
+            let placement = routing.topology.placement().clone();
+            client.set_state(LibraryCheck { number, placement, progress: Progress::Pending { len, _wait: wait } });
             None
         }
     }

@@ -35,6 +35,8 @@ pub(in crate::worker) struct Multi {
     pub(in crate::worker) writes: bool,
     /// A command is executed only while there is one node, because of this limit.
     pub(in crate::worker) alone: Option<Limit>,
+    /// The placement of keys decided whether a command was accepted, or which checks its script has.
+    pub(in crate::worker) has_checks_by_placement: bool,
     /// A command was refused, so EXEC will be, too.
     pub(in crate::worker) aborted: bool,
     /// The databases that it selects.
