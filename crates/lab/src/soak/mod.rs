@@ -1,7 +1,8 @@
 //! Cycles of real servers, a real router, clients that record histories, moves, and faults; and the checks after each
 //! cycle.
 //!
-//! In some cycles no moves are ordered: a fourth server joins and leaves, by the autoscaler.
+//! In some cycles no moves are ordered: a fourth server joins and leaves, by the autoscaler. In others placement rules
+//! are adopted and removed between the moves.
 //!
 //! A cycle has three servers with an append-only file and fsync always, the router, fixed keys, and clients on shared
 //! keys. Slots move from node to node, while a process is killed (SIGKILL) and restarted, or stopped for a while
@@ -10,6 +11,7 @@
 //!
 //! The seed of a cycle decides everything except the timing of the processes.
 
+mod adoption;
 mod fixed;
 mod visitor;
 
@@ -25,6 +27,7 @@ use switchyard_bench::random::{Rng, mix};
 use crate::history::{self, Kind};
 use crate::moves::admin::{self, MoveState, Order};
 use crate::site::Site;
+use adoption::Adoptions;
 use visitor::Visitor;
 
 /// Number of servers in a cycle.
@@ -85,6 +88,8 @@ struct Shape {
     keys: bool,
     /// A fourth server joins and leaves, instead of moves.
     visits: bool,
+    /// Placement rules are adopted and removed between moves.
+    adopts: bool,
 }
 
 /// Half of the keys of every type, but no keys of transactions, which must stay together.
@@ -100,6 +105,7 @@ impl Shape {
             two_moves: rng.below(3) == 0,
             keys: rng.below(3) == 0,
             visits: rng.below(4) == 0,
+            adopts: rng.below(3) == 0,
         }
     }
 
@@ -141,6 +147,8 @@ pub struct Settings {
     pub faults: Vec<Fault>,
     /// Whether slots move. Faults occur in any case.
     pub moves: bool,
+    /// Whether placement rules are adopted in every cycle, not only in some.
+    pub adoptions: bool,
     /// Number of fixed keys.
     pub keys: u64,
     /// Number of clients.
@@ -170,6 +178,8 @@ pub struct Tally {
     pub in_pieces: u64,
     /// Servers that joined and left.
     pub visits: u64,
+    /// Adoptions of placement rules.
+    pub adoptions: u64,
     /// Injected faults.
     pub faults: u64,
     /// Operations in the histories.
@@ -187,6 +197,7 @@ impl Tally {
         self.moves_stopped += other.moves_stopped;
         self.in_pieces += other.in_pieces;
         self.visits += other.visits;
+        self.adoptions += other.adoptions;
         self.faults += other.faults;
         self.operations += other.operations;
         self.unknown += other.unknown;
@@ -233,9 +244,15 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     show("starting");
     let shape = Shape::of(seed);
     let mut serve_args = shape.serve_args();
-    let visitor = (shape.visits && settings.moves).then(|| Visitor::new(folder));
+    let move_args: Vec<String> = shape.move_args().into_iter().chain(settings.move_args.iter().cloned()).collect();
+    let visitor = (shape.visits && settings.moves && !settings.adoptions).then(|| Visitor::new(folder));
+    let adopts = (shape.adopts && settings.moves && visitor.is_none()) || settings.adoptions;
+    let mut adoptions = adopts.then(|| Adoptions::new(move_args.clone()));
     if visitor.is_some() {
         serve_args.extend(Visitor::serve_args(folder)?);
+    }
+    if adoptions.is_some() {
+        serve_args.extend(Adoptions::serve_args(folder)?);
     }
     serve_args.extend(settings.serve_args.iter().cloned());
     let mut site = Site::start(&settings.switchyard, &serve_args, NODES, folder)?;
@@ -273,16 +290,32 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
             continue;
         }
         let (from, to) = busiest_and_another(&site, &mut rng)?;
+        if let Some(adoptions) = adoptions.as_mut().filter(|_| round % 2 == 0) {
+            show(&format!("{} operations, an adoption of rules", recording.tally().operations));
+            adoptions.begin(&settings.switchyard, &site)?;
+            if fault != Fault::None {
+                std::thread::sleep(Duration::from_millis(rng.below(900)));
+                inject(&mut site, fault, from, to, &mut rng)?;
+                tally.faults += 1;
+            }
+            if rng.below(4) == 0 {
+                std::thread::sleep(Duration::from_millis(rng.below(300)));
+                adoptions.abandon(&settings.switchyard, &site, fault != Fault::None)?;
+            }
+            adoptions.wait(&site, &settings.stop)?;
+            tally.adoptions += 1;
+            round += 1;
+            continue;
+        }
         show(&format!("{} operations, moving from node {from} to node {to}", recording.tally().operations));
         let mut moves = Vec::new();
         if settings.moves {
-            let more: Vec<String> = shape.move_args().into_iter().chain(settings.move_args.iter().cloned()).collect();
             let third = (0..NODES)
                 .find(|node| *node != from && *node != to)
                 .filter(|node| shape.two_moves && site.keys_of(*node).is_ok_and(|keys| keys > 0));
-            let keys = Some(SOME_KEYS).filter(|_| shape.keys && round % 2 == 0);
+            let keys = Some(SOME_KEYS).filter(|_| shape.keys && round % 4 < 2);
             for source in [Some(from), third].into_iter().flatten() {
-                let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &more };
+                let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &move_args };
                 match begin(settings, &site, &order) {
                     Ok(id) => moves.push(id),
                     // The node has only keys of slots elsewhere, no key matches, or the other move has keys of the same
