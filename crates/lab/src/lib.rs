@@ -5,6 +5,7 @@
 //!
 //! - [`peers`]: the router compared with alternative proxies, in one run on one machine.
 //! - [`moves`]: cost of moving slots, compared with `redis-cli --cluster reshard`.
+//! - [`queues`]: throughput of a job queue library by placement rules.
 //! - [`hot_keys`]: gain from hot copies, and their cost if no key is hot.
 //! - [`history`]: records the operations of clients, for a linearizability checker.
 //! - [`soak`]: repeated moves with faults, under clients whose histories are checked.
@@ -21,6 +22,7 @@ pub mod moves;
 pub mod peers;
 mod procfs;
 pub mod product;
+pub mod queues;
 pub mod reproduce;
 pub mod site;
 pub mod soak;

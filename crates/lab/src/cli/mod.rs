@@ -4,6 +4,7 @@ mod history;
 mod hot_keys;
 mod moves;
 mod peers;
+mod queues;
 mod reproduce;
 mod sim;
 mod soak;
@@ -35,6 +36,7 @@ pub(crate) struct Cli {
 enum Verb {
     Peers(peers::Arguments),
     Moves(moves::Arguments),
+    Queues(queues::Arguments),
     Reproduce(reproduce::Arguments),
     HotKeys(hot_keys::Arguments),
     History(history::Arguments),
@@ -47,6 +49,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.verb {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
         Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
+        Verb::Queues(arguments) => queues::run(arguments, interrupt::flag()?),
         Verb::Reproduce(arguments) => reproduce::run(arguments, interrupt::flag()?),
         Verb::HotKeys(arguments) => hot_keys::run(arguments, interrupt::flag()?),
         Verb::History(arguments) => history::run(arguments, &*interrupt::flag()?),

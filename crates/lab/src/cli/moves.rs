@@ -20,12 +20,13 @@ use super::{typed, words};
         the slots from the first server to the second, by `switchyard move` and by `redis-cli --cluster reshard`: without load \
         (speed), under load (effect on clients), and under writes to the moving slots (whether it ends). With servers that have it, also by \
         CLUSTER MIGRATESLOTS. Also the cost of DUMP, RESTORE and \
-        UNLINK alone, which is a floor for every way to move.\n\n\
+        UNLINK alone, which is a floor for every way to move, and an adoption of placement rules.\n\n\
         Takes many minutes at full size. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard-lab moves --quick                      a functional check (its numbers mean nothing)\n  \
         switchyard-lab moves --out docs/results/migration.md  everything, written to the document\n  \
-        switchyard-lab moves --only fast --baseline-only  only redis-cli, and the floor"
+        switchyard-lab moves --only fast --baseline-only  only redis-cli, and the floor\n  \
+        switchyard-lab moves --only adoption --out docs/results/any-keys.md  adoption of placement rules"
 )]
 #[command(args_override_self = true)]
 pub(super) struct Arguments {
@@ -37,7 +38,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     quick: bool,
 
-    /// Only these parts: fast, unnoticed, converges, big, journal [default: all]
+    /// Only these parts: fast, unnoticed, converges, big, journal, adoption [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
 

@@ -82,8 +82,8 @@ struct Versions {
 /// measure only these.
 #[derive(Debug)]
 pub struct Layout {
-    /// Hash tag of each slot, first half first.
-    tags: Vec<String>,
+    /// Start of the names for each slot, first half first.
+    starts: Vec<String>,
 }
 
 impl Layout {
@@ -104,22 +104,28 @@ impl Layout {
                 missing -= 1;
             }
         }
-        Self { tags }
+        Self { starts: tags.iter().map(|tag| format!("key:{{{tag}}}:")).collect() }
+    }
+
+    /// Creates a layout of names without hash tags, as BullMQ makes them for a number of queues. Their slots are
+    /// random.
+    pub fn of_queues(queues: u16) -> Self {
+        Self { starts: (0..queues.max(1)).map(|queue| format!("bull:q{queue}:")).collect() }
     }
 
     /// Number of slots in each half.
     pub fn each(&self) -> u16 {
-        (self.tags.len() / 2) as u16
+        (self.starts.len() / 2) as u16
     }
 
     /// Whether this key is in the first half.
     pub fn is_in_first_half(&self, number: u64) -> bool {
-        (number % self.tags.len() as u64) < self.tags.len() as u64 / 2
+        (number % self.starts.len() as u64) < self.starts.len() as u64 / 2
     }
 
     /// Returns the name of a key.
     pub fn name(&self, number: u64) -> String {
-        format!("key:{{{}}}:{number:09}", self.tags[(number % self.tags.len() as u64) as usize])
+        format!("{}{number:09}", self.starts[(number % self.starts.len() as u64) as usize])
     }
 }
 

@@ -6,6 +6,7 @@
 //! the same version with the same keys, under the same generator at the same rate.
 
 pub mod admin;
+mod adoption;
 mod big;
 pub(crate) mod generator;
 mod journal;
@@ -43,16 +44,19 @@ pub enum Part {
     Big,
     /// Cost of the wait for the disk.
     Journal,
+    /// Adoption of placement rules: keys per second, and effect on clients.
+    Adoption,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(Self, &'static str); 5] = [
+    pub const ALL: [(Self, &'static str); 6] = [
         (Self::Fast, "fast"),
         (Self::Unnoticed, "unnoticed"),
         (Self::Converges, "converges"),
         (Self::Big, "big"),
         (Self::Journal, "journal"),
+        (Self::Adoption, "adoption"),
     ];
 }
 
@@ -169,6 +173,7 @@ pub struct Results {
     converged: Option<ConvergenceTest>,
     big: Option<big::BigMove>,
     kept: Vec<journal::Throughput>,
+    adoptions: Vec<adoption::Adoptions>,
     failures: Vec<String>,
     foreign: Option<f64>,
 }
@@ -230,6 +235,9 @@ pub fn run(settings: &Settings) -> Result<Results> {
     }
     if wants(Part::Journal) && !settings.baseline_only {
         bench.journal()?;
+    }
+    if wants(Part::Adoption) && !settings.baseline_only {
+        bench.adoption()?;
     }
     bench.bar.finish_and_clear();
     let results = bench.results;

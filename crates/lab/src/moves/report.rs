@@ -8,6 +8,7 @@ use switchyard_bench::table::Table;
 use super::{Journal, LoadedMove, Results, SIZES, Settings, Speed, journal::Throughput};
 use crate::document::{replace_between_marks, today};
 use crate::procfs::describe_machine;
+use crate::reproduce::spread::Spread;
 
 const MARK: &str = "bench-moves";
 
@@ -66,6 +67,7 @@ fn tables(results: &Results) -> Vec<(String, Table)> {
         ("Under writes to the moving slots", converged(results)),
         ("A big hash, read and written while it moves", big(results)),
         ("What waiting for the disk costs", kept(results)),
+        ("Adoption of placement rules, without load", adoptions(results)),
     ];
     all.into_iter().filter(|(_, table)| !table.is_empty()).map(|(title, table)| (title.to_owned(), table)).collect()
 }
@@ -270,6 +272,25 @@ fn kept(results: &Results) -> Table {
             format!("{:.0}", rate(way)),
             way.syncs.to_string(),
             first.map_or("-".to_owned(), |first| format!("{:.2}", rate(way) / first)),
+        ]);
+    }
+    table
+}
+
+fn adoptions(results: &Results) -> Table {
+    let mut table = Table::new(["goal", "keys", "adoptions", "keys moved", "seconds", "keys/s"]);
+    for of_goal in &results.adoptions {
+        let Some((moved, _)) = of_goal.all.first() else { continue };
+        let text = |spread: Option<Spread>, decimals| {
+            spread.map_or("-".to_owned(), |spread| spread.text(|value| format!("{value:.decimals$}")))
+        };
+        table.row([
+            of_goal.goal.clone(),
+            of_goal.keys.to_string(),
+            of_goal.all.len().to_string(),
+            moved.to_string(),
+            text(of_goal.seconds(), 2),
+            text(of_goal.rate(), 0),
         ]);
     }
     table
