@@ -69,8 +69,8 @@ const EXPERIMENTS: [Experiment; 10] = [
     Experiment { paper: Paper::Report, page: "autoscaling.md", smoke_runs: 1, run: ramp },
     Experiment { paper: Paper::Makris, page: "planner.md", smoke_runs: 1, run: makris },
     Experiment { paper: Paper::Bloom, page: "migration-protocols.md", smoke_runs: 2, run: bloom },
-    Experiment { paper: Paper::Netmigrate, page: "migration-protocols.md", smoke_runs: 2, run: tuning },
     Experiment { paper: Paper::Netmigrate, page: "migration-protocols.md", smoke_runs: 5, run: netmigrate },
+    Experiment { paper: Paper::Netmigrate, page: "migration-protocols.md", smoke_runs: 2, run: tuning },
     Experiment { paper: Paper::Netmigrate, page: "migration-protocols.md", smoke_runs: 1, run: curves },
 ];
 
