@@ -11,6 +11,11 @@
 //! If a slower move does not help, the move is not the cause: the load has grown, or another program uses the machine.
 //! Then the present state becomes the baseline. Otherwise a move that starts in a quiet minute would almost stop in a
 //! busy one, and last longer.
+//!
+//! The published protocols have no control of this kind: their workers copy as fast as both nodes can, and some
+//! protocols slow their clients by design, which a control would misread as an effect of the move's rate. So the goal
+//! `fast` of a published protocol has the batches of NetMigrate's testbed, which runs all of them, and no limit of the
+//! rate ([`Pacer::published`]). Other goals apply to it as to any move.
 
 use super::{Goal, Pace};
 
@@ -123,6 +128,10 @@ pub fn keys_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     sums.take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
 }
 
+/// Number of pairs in a message, and of workers, in NetMigrate's testbed.
+const PUBLISHED_BATCH_KEYS: f64 = 21.0;
+const PUBLISHED_BATCHES: u32 = 4;
+
 /// Minimum time that a key adds to a batch, microseconds, if it is too short to measure.
 const KEY_US_MIN: f64 = 20.0;
 /// Time that all keys of a batch may add, as a fraction of its fixed time. Allowed even above the limit of the goal.
@@ -228,6 +237,7 @@ struct Episode {
 #[derive(Clone, Debug)]
 pub struct Pacer {
     goal: Goal,
+    is_published: bool,
     bytes_per_second_max: Option<u64>,
     /// Keys per second.
     rate: f64,
@@ -256,6 +266,7 @@ impl Pacer {
         let start = limits(goal).start;
         Self {
             goal,
+            is_published: false,
             bytes_per_second_max,
             rate: start,
             affecting_rate: None,
@@ -269,6 +280,17 @@ impl Pacer {
             cost: BatchCost::default(),
             leg_keys: LEG_FIRST,
         }
+    }
+
+    /// Paces a protocol as published.
+    #[must_use]
+    pub fn published(self) -> Self {
+        Self { is_published: true, ..self }
+    }
+
+    /// Whether effects on clients and nodes limit the rate.
+    fn is_controlled(&self) -> bool {
+        !self.is_published || self.goal != Goal::Fast
     }
 
     /// Changes the goal.
@@ -431,11 +453,13 @@ impl Pacer {
     /// Current pace.
     #[must_use]
     pub fn pace(&self) -> Pace {
-        let mut rate = self.rate;
-        if let Some(bytes) = self.bytes_per_second_max {
-            rate = rate.min(bytes as f64 / self.bytes_per_key.max(1.0));
+        let rate_max = self.bytes_per_second_max.map(|bytes| (bytes as f64 / self.bytes_per_key.max(1.0)).max(0.1));
+        if !self.is_controlled() {
+            let batch_keys = PUBLISHED_BATCH_KEYS.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).max(1.0) as u32;
+            let interval_us = rate_max.map_or(0.0, |rate| f64::from(batch_keys) * 1e6 / rate);
+            return Pace { batch_keys, batches: PUBLISHED_BATCHES, interval_us: interval_us as u64 };
         }
-        let rate = rate.max(0.1);
+        let rate = rate_max.unwrap_or(RATE_MAX).min(self.rate).max(0.1);
         // Small batches rather than rare large ones produce a slow rate, but no smaller than the rate needs.
         let batches = limits(self.goal).batches;
         let of_rate = rate * (self.fixed_us() / 1e6 / f64::from(batches)).max(0.05);
@@ -514,6 +538,31 @@ mod tests {
             pace = pacer.observe(&seen);
         }
         rates
+    }
+
+    #[test]
+    fn a_published_protocol_keeps_its_pace_unless_the_goal_limits_it() {
+        let mut pacer = Pacer::new(Goal::Fast, None).published();
+        let published = pacer.pace();
+        assert_eq!(published, Pace { batch_keys: 21, batches: 4, interval_us: 0 });
+        let affected = Observation {
+            clients_us: Some(100_000),
+            before_us: Some(1_000),
+            keys: 10_000,
+            bytes: 640_000,
+            interval_us: 100_000,
+            ..Observation::default()
+        };
+        for _ in 0..20 {
+            assert_eq!(pacer.observe(&affected), published);
+        }
+        pacer.set_max_rate(Some(13_440));
+        assert_eq!(pacer.pace().interval_us, 100_000, "10 batches of 21 keys of 64 bytes per second");
+        pacer.set_goal(Goal::Gentle);
+        pacer.set_max_rate(None);
+        let before = rate(pacer.pace());
+        (0..20).for_each(|_| drop(pacer.observe(&affected)));
+        assert!(rate(pacer.pace()) < 0.5 * before);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Side, UserRequest};
+use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Protocol, Side, UserRequest};
 use switchyard_policy::topology::MoveId;
 use tracing::trace;
 
@@ -49,8 +49,11 @@ impl Pacing {
     /// `before`: totals of earlier router processes.
     pub(super) fn new(how: MoveOptions, before: &Progress, counters: &[Arc<WorkerCounters>]) -> Self {
         let now = Instant::now();
+        let pacer = Pacer::new(how.goal, how.max_rate);
+        // `source` has no paper mode, because its published form loses nothing.
+        let is_published = how.paper.is_some() || how.protocol == Protocol::Source;
         Self {
-            pacer: Pacer::new(how.goal, how.max_rate),
+            pacer: if is_published { pacer.published() } else { pacer },
             hurried: false,
             batch: None,
             paced: now,
