@@ -5,6 +5,7 @@
 //! single line, so that line numbers in errors stay correct. The server's own tables (`string`, `bit`) are read-only
 //! since Redis 6.2.7 and 7.0; functions used by every call are held in locals nevertheless.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, LazyLock};
 
@@ -187,9 +188,19 @@ const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end l
     for a,b in pairs(i[3].set or i[3]) do if T(a)=='table' then b=a end if T(b)=='table' then b=b.ok end if b=='movablekeys' then Z(c) end end \
     if T(i[4])~='number' or i[4]<1 or i[6]<1 then Z(c) end return 'R'..i[4]..','..i[5]..','..i[6] end;";
 
-/// Replacements of `call` and `pcall`.
-const CALLS: &str = "local function c(...) V(...) return C(...) end;\
-    local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
+/// Replacement of `call`.
+const CALL: &str = "local function c(...) V(...) return C(...) end;";
+
+/// Replacement of `call` in a script. For a command of `N` with one key, only this key is checked.
+const CALL_LISTED: &str = "local function c(...) local n,k=... if N[n]=='1' then if not M[k] then D(k) end else V(...) end return C(...) end;";
+
+/// Remembers in `M` the keys that a script may use, up to a number that bounds the memory. A key that has passed the
+/// check stays allowed, because its slot does not change while the script runs.
+const REMEMBER: &str = "local M,m,B={},0,D local function D(k,h) if M[k] then return end B(k,h) \
+    if m<1000 and T(k)=='string' then m=m+1 M[k]=true end end;";
+
+/// Replacement of `pcall`.
+const PCALL: &str = "local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
 
 /// Nodes know the router's user, not the client's.
 const ACL_CHECK_CMD: &str = "acl_check_cmd=function() X('a script may not call redis.acl_check_cmd: the node would not answer for the user of the client') end";
@@ -220,17 +231,19 @@ static LISTED: LazyLock<String> =
 
 static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| call_check(entries().iter().map(|(_, code)| code.as_str())));
 
-/// Check for a script that may call any command.
+/// Check for a script that may call any command, after the table `N` of its literal commands.
 static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "local N='{}' local function I(c) local _,e=F(N,' '..c..':',1,true) return e and string.match(N,'^%S+',e+1) end;{UNLISTED}{}",
+        "local Y='{}' local function I(c) local e=N[c] if e then return e end local _,e=F(Y,' '..c..':',1,true) \
+         return e and string.match(Y,'^%S+',e+1) end;{UNLISTED}{}",
         *LISTED, *JUDGES_ALL
     )
 });
 
-/// Returns the check for a script with literal command names only, which lists just these. With placement rules SPUBLISH
-/// is refused, because a shard channel has no rule and may be at another node.
-fn listed(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> String {
+/// Returns the table `N` of the literal commands of a script, and the check of calls: for these commands only, unless the
+/// script may call `any`. With placement rules SPUBLISH is refused, because a shard channel has no rule and may be at
+/// another node.
+fn calls(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys, any: bool) -> String {
     let has_rules = matches!(beside, UndeclaredKeys::Slot(Some(_)));
     let mut unknown = false;
     let mut list: Vec<(String, String)> = Vec::new();
@@ -254,12 +267,23 @@ fn listed(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> S
     }
     // Unlisted commands have their keys at fixed positions, if they may be called.
     let unlisted = unknown.then_some("R");
-    let judging = call_check(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
-    let list = list.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
-    format!(
-        "local N={{{list}}} local function I(c) return N[c] end;{}{judging}",
-        if unknown { UNLISTED } else { "local U=Z;" }
-    )
+    let judging = if any {
+        CALLS_ANY.clone()
+    } else {
+        let of_unlisted = if unknown { UNLISTED } else { "local U=Z;" };
+        let judging = call_check(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
+        format!("local function I(c) return N[c] end;{of_unlisted}{judging}")
+    };
+    // `c` finds commands with one key as written, `V` finds all others in lower case.
+    let is_called_by_v = |code: &str| code != "1" || facts.members.contains(&b"pcall"[..]) || facts.redis_escapes;
+    let lower = list.iter().filter(|(_, code)| is_called_by_v(code)).map(|(name, code)| (name, code));
+    let spelled = facts.spelled_commands.iter().filter_map(|spelled| {
+        let (_, code) = list.iter().find(|(name, code)| code == "1" && spelled.eq_ignore_ascii_case(name))?;
+        spelled.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some((spelled, code))
+    });
+    let names: BTreeMap<&String, &String> = lower.chain(spelled).collect();
+    let list = names.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
+    format!("local N={{{list}}} {judging}")
 }
 
 /// Returns the prelude of a script.
@@ -270,13 +294,11 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
     );
     out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
     out.push_str(&key_check(beside));
+    out.push_str(REMEMBER);
     let any = facts.redis_escapes || facts.calls_any;
-    if any {
-        out.push_str(&CALLS_ANY);
-    } else {
-        out.push_str(&listed(facts, table, beside));
-    }
-    out.push_str(CALLS);
+    out.push_str(&calls(facts, table, beside, any));
+    out.push_str(CALL_LISTED);
+    out.push_str(PCALL);
     if facts.redis_escapes {
         let _ = write!(
             out,
@@ -314,7 +336,7 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
 /// case of fields; mixed spellings are dropped.
 pub(super) static OF_LIBRARY: LazyLock<[String; 2]> = LazyLock::new(|| {
     let text = format!(
-        "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
+        "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALL}{PCALL}\
          local P,H={{}},{{call=c,pcall=p,{ACL_CHECK_CMD}}} \
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
          N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end for n,v in pairs(P) do H[n]=v P[n]=nil end setmetatable(P,{}) end;\

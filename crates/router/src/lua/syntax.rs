@@ -40,6 +40,8 @@ pub(super) struct Facts<'a> {
     pub(super) members: BTreeSet<&'a [u8]>,
     /// Literal command names in `redis.call` and `redis.pcall`, in lower case.
     pub(super) commands: BTreeSet<String>,
+    /// The same names as written.
+    pub(super) spelled_commands: BTreeSet<String>,
     /// `redis` is used otherwise than by a named member.
     pub(super) redis_escapes: bool,
     /// `redis.call` is used without a literal command name.
@@ -58,6 +60,8 @@ enum Shape<'a> {
     Literal(&'a [u8]),
     /// `KEYS[...]`
     Key,
+    /// `redis.call` or `redis.pcall` itself.
+    RedisCall,
     /// A call or `...`: any number of values in the last position.
     Many,
     One,
@@ -70,6 +74,8 @@ enum Suffixed {
     Key,
     /// `redis` or a member of it.
     OfRedis,
+    /// `redis.call` or `redis.pcall`, not called.
+    RedisCall,
     Variable,
     /// Expression in parentheses.
     Value,
@@ -84,6 +90,7 @@ pub(super) fn read<'a>(text: &'a [u8], table: &'a CommandTable) -> Option<Facts<
         ahead: None,
         depth: 0,
         locals: Vec::new(),
+        aliases: Vec::new(),
         active: HashMap::new(),
         function: 0,
         facts: Facts::default(),
@@ -102,6 +109,8 @@ struct Reader<'a> {
     depth: u32,
     /// Local variables in scope, innermost last.
     locals: Vec<&'a [u8]>,
+    /// Indexes of the local variables that are other names of `redis.call` or `redis.pcall`.
+    aliases: Vec<usize>,
     /// Number of declarations of each name in scope.
     active: HashMap<&'a [u8], u32>,
     /// Start of the current function's locals.
@@ -270,6 +279,7 @@ impl<'a> Reader<'a> {
     }
 
     fn close(&mut self, mark: usize) {
+        self.aliases.retain(|at| *at < mark);
         for name in self.locals.drain(mark..) {
             if let Some(count) = self.active.get_mut(name) {
                 *count -= 1;
@@ -357,10 +367,19 @@ impl<'a> Reader<'a> {
                     self.function_body(false)?;
                 } else {
                     let names = self.names()?;
+                    let mut is_alias = false;
                     if self.accept(Token::Symbol("="))? {
-                        self.expressions()?;
+                        let is_call = self.any_expression()? == Shape::RedisCall;
+                        is_alias = is_call && names.len() == 1 && self.now != Token::Symbol(",");
+                        self.facts.calls_any |= is_call && !is_alias;
+                        if self.accept(Token::Symbol(","))? {
+                            self.expressions()?;
+                        }
                     }
                     names.into_iter().try_for_each(|name| self.declare(name))?;
+                    if is_alias {
+                        self.aliases.push(self.locals.len() - 1);
+                    }
                 }
             }
             "return" => {
@@ -447,7 +466,7 @@ impl<'a> Reader<'a> {
         loop {
             match target {
                 Suffixed::Key => self.facts.keys_escape = true,
-                Suffixed::OfRedis => self.facts.changes_redis = true,
+                Suffixed::OfRedis | Suffixed::RedisCall => self.facts.changes_redis = true,
                 Suffixed::Variable => {}
                 Suffixed::Call | Suffixed::Value => return None,
             }
@@ -471,15 +490,26 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// Ignores precedence, which does not affect the used names.
     fn expression(&mut self) -> Option<Shape<'a>> {
+        Some(match self.any_expression()? {
+            Shape::RedisCall => {
+                self.facts.calls_any = true;
+                Shape::One
+            }
+            shape => shape,
+        })
+    }
+
+    /// Parses an expression, which may be `redis.call` itself. Ignores precedence, which does not affect the used names.
+    fn any_expression(&mut self) -> Option<Shape<'a>> {
         self.enter()?;
         let mut shape = self.operand()?;
         while let Token::Symbol("+" | "-" | "*" | "/" | "%" | "^" | ".." | "==" | "~=" | "<" | "<=" | ">" | ">=")
         | Token::Keyword("and" | "or") = self.now
         {
             self.advance()?;
-            self.operand()?;
+            let other = self.operand()?;
+            self.facts.calls_any |= [shape, other].contains(&Shape::RedisCall);
             shape = Shape::One;
         }
         self.depth -= 1;
@@ -502,6 +532,7 @@ impl<'a> Reader<'a> {
             }
         }
         let simple = self.simple()?;
+        self.facts.calls_any |= shape.is_some() && simple == Shape::RedisCall;
         Some(shape.unwrap_or(simple))
     }
 
@@ -531,6 +562,7 @@ impl<'a> Reader<'a> {
             _ => Some(match self.suffixed()? {
                 Suffixed::Call => Shape::Many,
                 Suffixed::Key => Shape::Key,
+                Suffixed::RedisCall => Shape::RedisCall,
                 Suffixed::OfRedis | Suffixed::Variable | Suffixed::Value => Shape::One,
             }),
         }
@@ -553,6 +585,12 @@ impl<'a> Reader<'a> {
             }
         }
         self.symbol("}")
+    }
+
+    /// Whether a name is a local variable for `redis.call`.
+    fn is_alias(&self, name: &[u8]) -> bool {
+        !self.aliases.is_empty()
+            && self.locals.iter().rposition(|local| *local == name).is_some_and(|at| self.aliases.contains(&at))
     }
 
     fn is_keys(&self, name: &[u8]) -> bool {
@@ -583,6 +621,8 @@ impl<'a> Reader<'a> {
                     self.of_redis()?
                 } else if self.is_keys(name) {
                     self.of_keys()?
+                } else if self.is_alias(name) {
+                    self.of_alias()?
                 } else {
                     Suffixed::Variable
                 }
@@ -590,6 +630,8 @@ impl<'a> Reader<'a> {
             _ => return None,
         };
         loop {
+            let is_suffix = matches!(self.now, Token::Symbol("." | "[" | ":" | "(" | "{") | Token::Text(_));
+            self.facts.calls_any |= is_suffix && so_far == Suffixed::RedisCall;
             so_far = match self.now {
                 Token::Symbol(".") => {
                     self.advance()?;
@@ -660,10 +702,19 @@ impl<'a> Reader<'a> {
         if !matches!(member, b"call" | b"pcall") {
             return Some(Suffixed::OfRedis);
         }
-        if self.now != Token::Symbol("(") {
-            self.facts.calls_any = true;
-            return Some(Suffixed::OfRedis);
+        if self.now == Token::Symbol("(") { self.redis_call() } else { Some(Suffixed::RedisCall) }
+    }
+
+    /// Continues after a local variable for `redis.call`.
+    fn of_alias(&mut self) -> Option<Suffixed> {
+        if self.now == Token::Symbol("(") {
+            return self.redis_call();
         }
+        self.facts.calls_any = true;
+        Some(Suffixed::Variable)
+    }
+
+    fn redis_call(&mut self) -> Option<Suffixed> {
         let shapes = self.arguments()?;
         self.note_call(&shapes);
         Some(Suffixed::Call)
@@ -682,6 +733,7 @@ impl<'a> Reader<'a> {
             return;
         };
         self.facts.commands.insert(name.to_ascii_lowercase());
+        self.facts.spelled_commands.insert(name.to_owned());
         let command = self.table.by_name(name);
         let command = match (command, literal(1)) {
             (Some(container), Some(sub)) if container.is_container() && rule(container).is_none() => {
