@@ -40,7 +40,7 @@ pub(super) struct Facts<'a> {
     pub(super) members: BTreeSet<&'a [u8]>,
     /// Literal command names in `redis.call` and `redis.pcall`, in lower case.
     pub(super) commands: BTreeSet<String>,
-    /// The same names as written.
+    /// Command names as written in these calls.
     pub(super) spelled_commands: BTreeSet<String>,
     /// `redis` is used otherwise than by a named member.
     pub(super) redis_escapes: bool,
