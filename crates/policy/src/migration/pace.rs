@@ -561,7 +561,9 @@ mod tests {
         pacer.set_goal(Goal::Gentle);
         pacer.set_max_rate(None);
         let before = rate(pacer.pace());
-        (0..20).for_each(|_| drop(pacer.observe(&affected)));
+        for _ in 0..20 {
+            let _ = pacer.observe(&affected);
+        }
         assert!(rate(pacer.pace()) < 0.5 * before);
     }
 
