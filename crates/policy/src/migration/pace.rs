@@ -405,7 +405,9 @@ impl Pacer {
         let share = self.share(seen);
         self.consecutive = if share > 1.0 { self.consecutive + 1 } else { 0 };
         // A single small excess is chance.
-        if share > 2.0 || self.consecutive >= 2 {
+        if !self.is_controlled() {
+            self.consecutive = 0;
+        } else if share > 2.0 || self.consecutive >= 2 {
             self.on_effect(seen);
         } else if share <= 1.0 {
             self.on_no_effect(seen);
@@ -561,7 +563,7 @@ mod tests {
         pacer.set_goal(Goal::Gentle);
         pacer.set_max_rate(None);
         let before = rate(pacer.pace());
-        for _ in 0..20 {
+        for _ in 0..3 {
             let _ = pacer.observe(&affected);
         }
         assert!(rate(pacer.pace()) < 0.5 * before);
