@@ -151,7 +151,32 @@ pub struct RuleSet {
     /// Start in `candidates` of the patterns for each first byte of a key.
     starts: Box<[u32; 257]>,
     /// Patterns that may match keys with a first byte, in order.
-    candidates: Vec<u16>,
+    candidates: Vec<Candidate>,
+}
+
+/// A pattern, with the first bytes of its prefix in a word. Comparing words excludes most patterns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Candidate {
+    pattern: u16,
+    head: u64,
+    mask: u64,
+}
+
+impl Candidate {
+    fn new(at: u16, pattern: &Pattern) -> Self {
+        let known = pattern.prefix.len().min(size_of::<u64>());
+        let mask = head_of(&[0xff; size_of::<u64>()][..known]);
+        Self { pattern: at, head: head_of(&pattern.prefix) & mask, mask }
+    }
+}
+
+/// Returns the first bytes of a name, or zeros after its end.
+#[inline]
+fn head_of(name: &[u8]) -> u64 {
+    match name.first_chunk() {
+        Some(head) => u64::from_le_bytes(*head),
+        None => name.iter().rev().fold(0, |head, byte| head << 8 | u64::from(*byte)),
+    }
 }
 
 impl Default for RuleSet {
@@ -196,7 +221,8 @@ impl RuleSet {
         let mut candidates = Vec::new();
         for byte in 0..=255_u8 {
             let may_match = |pattern: &Pattern| pattern.prefix.first().is_none_or(|first| *first == byte);
-            candidates.extend((0_u16..).zip(&patterns).filter(|(_, pattern)| may_match(pattern)).map(|(at, _)| at));
+            let matching = (0_u16..).zip(&patterns).filter(|(_, pattern)| may_match(pattern));
+            candidates.extend(matching.map(|(at, pattern)| Candidate::new(at, pattern)));
             starts[usize::from(byte) + 1] = candidates.len() as u32;
         }
         Ok(Self { rules, patterns, starts, candidates })
@@ -238,9 +264,11 @@ impl RuleSet {
     fn find<'k>(&'k self, key: &'k [u8]) -> Option<(&'k Pattern, &'k [u8])> {
         let first = usize::from(*key.first()?);
         let range = self.starts[first] as usize..self.starts[first + 1] as usize;
-        self.candidates[range].iter().find_map(|at| {
-            let pattern = &self.patterns[usize::from(*at)];
-            Some((pattern, pattern.tag(key)?))
+        let head = head_of(key);
+        let candidates = self.candidates[range].iter().filter(|candidate| head & candidate.mask == candidate.head);
+        candidates.map(|candidate| &self.patterns[usize::from(candidate.pattern)]).find_map(|pattern| {
+            let tag = pattern.tag(key)?;
+            Some((pattern, tag))
         })
     }
 }
