@@ -39,8 +39,12 @@ pub struct Fleet {
     /// Number of router starts on its state directory, including this one.
     pub incarnation: u64,
     about_process: AboutProcess,
-    configuration: Mutex<Loaded>,
+    configuration: LoadState,
 }
+
+/// State of the configuration, for the metrics.
+#[derive(Debug)]
+pub(crate) struct LoadState(Mutex<Loaded>);
 
 /// Result of the last load of the configuration: the start, or a reload.
 #[derive(Clone, Copy, Debug)]
@@ -69,19 +73,40 @@ impl Fleet {
         let operator =
             Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
         let ejector = Ejector::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(&placement))?;
-        let configuration = Mutex::new(Loaded { is_good: true, last_good: SystemTime::now() });
+        let configuration = LoadState::new();
         Ok(Arc::new(Self { running, placement, moves, operator, ejector, incarnation, about_process, configuration }))
     }
 
     /// Records for the metrics whether a reload was applied.
     pub fn note_reload(&self, is_good: bool) {
-        let mut loaded = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
+        self.configuration.note(is_good);
+    }
+
+    fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
+        let mut report = report(&self.running, status, topology, draining);
+        for (node, status) in report.nodes.iter_mut().zip(&status.nodes) {
+            node.drained = self.operator.is_drained(&status.name);
+            node.ejected = self.ejector.slots_away(status.id);
+        }
+        StatusReport { incarnation: self.incarnation, ..report }
+    }
+}
+
+impl LoadState {
+    /// State after the start.
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Loaded { is_good: true, last_good: SystemTime::now() }))
+    }
+
+    /// Records whether a reload was applied.
+    pub(crate) fn note(&self, is_good: bool) {
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last_good = if is_good { SystemTime::now() } else { loaded.last_good };
         *loaded = Loaded { is_good, last_good };
     }
 
-    fn add_reload_metrics(&self, page: &mut Page) {
-        let Loaded { is_good, last_good } = *self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn add_metrics(&self, page: &mut Page) {
+        let Loaded { is_good, last_good } = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let help =
             "1 if the last load of the configuration, at the start or by SIGHUP, was applied; 0 if it was refused";
         page.gauge("config_last_reload_successful", help, f64::from(u8::from(is_good)));
@@ -89,60 +114,88 @@ impl Fleet {
         let seconds = last_good.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         page.gauge("config_last_reload_success_timestamp_seconds", help, seconds);
     }
+}
 
-    fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
-        let now = Instant::now();
-        let nodes = status
-            .nodes
+/// Returns the state of a router and its nodes.
+pub(crate) fn report(running: &Running, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
+    let now = Instant::now();
+    let nodes = status
+        .nodes
+        .iter()
+        .map(|node| NodeReport {
+            id: node.id.0,
+            address: node.name.clone(),
+            link: match &node.link {
+                Link::Up => LinkReport::Up,
+                Link::Connecting => LinkReport::Connecting,
+                Link::Down(reason) => LinkReport::Down { reason: reason.clone() },
+            },
+            run_id: node.run_id.clone(),
+            version: node.version.clone(),
+            slots: topology.slots_of(node.id) as u64,
+            drained: false,
+            ejected: None,
+            overrides: topology.overrides_at(node.id) as u64,
+            requests: node.requests,
+            errors: node.errors,
+            in_flight: node.in_flight,
+            resolved: node.address.filter(|address| node.servers.is_none() && address.to_string() != node.name),
+            primary: node.servers.as_ref().and_then(|s| s.primary),
+            replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
+            silence: running.health().silence(node, now),
+            refuses_writes: running.health().refusal(node.id, now),
+        })
+        .collect();
+    StatusReport {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        epoch: status.epoch,
+        uptime_seconds: status.uptime.as_secs_f64(),
+        draining,
+        clients: status.clients,
+        commands: status.commands,
+        nodes,
+        stopped_threads: running.threads().troubles(),
+        limited: status
+            .limited
             .iter()
-            .map(|node| NodeReport {
-                id: node.id.0,
-                address: node.name.clone(),
-                link: match &node.link {
-                    Link::Up => LinkReport::Up,
-                    Link::Connecting => LinkReport::Connecting,
-                    Link::Down(reason) => LinkReport::Down { reason: reason.clone() },
-                },
-                run_id: node.run_id.clone(),
-                version: node.version.clone(),
-                slots: topology.slots_of(node.id) as u64,
-                drained: self.operator.is_drained(&node.name),
-                ejected: self.ejector.slots_away(node.id),
-                overrides: topology.overrides_at(node.id) as u64,
-                requests: node.requests,
-                errors: node.errors,
-                in_flight: node.in_flight,
-                resolved: node.address.filter(|address| node.servers.is_none() && address.to_string() != node.name),
-                primary: node.servers.as_ref().and_then(|s| s.primary),
-                replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
-                silence: self.running.health().silence(node, now),
-                refuses_writes: self.running.health().refusal(node.id, now),
+            .map(|Limited { command, limit, count }| LimitedReport {
+                command: command.clone(),
+                limit: limit.text().to_owned(),
+                count: *count,
             })
-            .collect();
-        StatusReport {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            incarnation: self.incarnation,
-            epoch: status.epoch,
-            uptime_seconds: status.uptime.as_secs_f64(),
-            draining,
-            clients: status.clients,
-            commands: status.commands,
-            nodes,
-            warnings: Vec::new(),
-            stopped_threads: self.running.threads().troubles(),
-            automation: Vec::new(),
-            standby: None,
-            limited: status
-                .limited
-                .iter()
-                .map(|Limited { command, limit, count }| LimitedReport {
-                    command: command.clone(),
-                    limit: limit.text().to_owned(),
-                    count: *count,
-                })
-                .collect(),
-        }
+            .collect(),
+        ..StatusReport::default()
     }
+}
+
+/// Starts a page with the metrics of the router, or with the last ones of a draining router.
+pub(crate) fn router_page(running: &Running) -> Page {
+    Page::after_router(running.with_phase(|phase| match phase {
+        Phase::Serving { router, .. } => router.metrics(),
+        Phase::Draining { metrics, .. } => metrics.clone(),
+        Phase::Starting => String::new(),
+    }))
+}
+
+/// Adds metrics about the health of nodes, and about threads.
+pub(crate) fn add_common_metrics(running: &Running, status: &StatusReport, page: &mut Page) {
+    page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
+    health::add_metrics(page, &status.nodes);
+    let threads = running.threads().all();
+    let samples = threads
+        .into_iter()
+        .map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
+    page.gauges(
+        "automation_thread_up",
+        "1 while a thread of automation or observation runs, 0 after an internal error has stopped it",
+        samples,
+    );
+}
+
+/// Readiness of a router that has not started yet.
+pub(crate) fn not_started() -> Readiness {
+    let not_ready = vec![UnreachableNode { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
+    Readiness { not_ready, ..Readiness::default() }
 }
 
 impl Source for Fleet {
@@ -163,28 +216,14 @@ impl Source for Fleet {
     }
 
     fn metrics(&self) -> String {
-        let mut page = Page::after_router(self.running.with_phase(|phase| match phase {
-            Phase::Serving { router, .. } => router.metrics(),
-            Phase::Draining { metrics, .. } => metrics.clone(),
-            Phase::Starting => String::new(),
-        }));
+        let mut page = router_page(&self.running);
         self.moves.add_metrics(&mut page);
         self.operator.add_automation_metrics(&mut page);
         self.operator.add_rules_metrics(&mut page);
         let status = self.status();
-        page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
-        health::add_metrics(&mut page, &status.nodes);
+        add_common_metrics(&self.running, &status, &mut page);
         self.ejector.add_metrics(&mut page, &status.nodes);
-        let threads = self.running.threads().all();
-        let samples = threads
-            .into_iter()
-            .map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
-        page.gauges(
-            "automation_thread_up",
-            "1 while a thread of automation or observation runs, 0 after an internal error has stopped it",
-            samples,
-        );
-        self.add_reload_metrics(&mut page);
+        self.configuration.add_metrics(&mut page);
         page.standby(false);
         (self.about_process)(&mut page);
         page.finish()
@@ -198,9 +237,7 @@ impl Source for Fleet {
 
     fn ready(&self) -> Readiness {
         if self.running.with_phase(|phase| matches!(phase, Phase::Starting)) {
-            let not_ready =
-                vec![UnreachableNode { address: "all".to_owned(), slots: 0, reason: "starting".to_owned() }];
-            return Readiness { not_ready, ..Readiness::default() };
+            return not_started();
         }
         self.status().readiness()
     }

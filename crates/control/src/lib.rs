@@ -7,6 +7,7 @@
 //! - [`placement`]: changes, stores and publishes the slot map. [`first_start`] makes the first one.
 //! - [`failover`], [`ownership`], [`node_maintenance`], [`health`]: threads that monitor primaries, other routers,
 //!   function libraries, and the health of nodes.
+//! - [`cluster`]: a Redis or Valkey Cluster as storage.
 //! - [`nodes`]: direct queries to nodes. `loads`: load of nodes, for reports.
 //! - [`store`], [`journal`], [`ledger`]: persistent state.
 //! - [`sockets`]: listening sockets of this machine, and the processes that hold them.
@@ -17,6 +18,7 @@
 
 pub mod admin;
 pub mod autoscale;
+pub mod cluster;
 pub mod eject;
 pub mod failover;
 pub mod first_start;

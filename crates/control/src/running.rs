@@ -207,6 +207,15 @@ impl Running {
         }
     }
 
+    /// Records the topology of a router that follows the map of a cluster.
+    pub(crate) fn note_topology(&self, newer: Arc<Topology>) {
+        if let Phase::Serving { topology, .. } = &mut *self.phase.write().unwrap_or_else(PoisonError::into_inner)
+            && newer.epoch() > topology.epoch()
+        {
+            *topology = newer;
+        }
+    }
+
     /// Takes the router out for draining.
     pub fn start_draining(&self) -> Option<Router> {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);

@@ -57,6 +57,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
         servers: BTreeMap::new(),
         processes: BTreeMap::new(),
         held_reason: None,
+        cluster_map: None,
         ports: Ports::default(),
         live,
     };

@@ -4,6 +4,7 @@
 
 pub mod autoscale;
 pub mod balance;
+pub mod cluster;
 pub mod colocate;
 pub mod data_loss;
 pub mod eject;

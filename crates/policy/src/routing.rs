@@ -3,6 +3,8 @@
 //! A pure function: the worker passes keys and receives nodes. The command table knows the key positions, and whether a
 //! command may be split.
 
+use std::collections::BTreeMap;
+
 use crate::topology::{NodeId, Slot, Topology};
 
 /// Destination of a command.
@@ -57,8 +59,26 @@ pub struct Part {
     pub keys: Vec<u32>,
 }
 
-/// Splits a command by the nodes of its keys. Parts are in order of first use. Every key is in exactly one part.
+/// The node that executes a command with all these keys, if it may be split: the common node of the keys. Members of a
+/// cluster accept only keys of one slot. `None` without keys.
+#[inline]
+pub fn common_node<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Option<NodeId> {
+    if topology.is_of_cluster() {
+        let mut slots = keys.map(|key| topology.slot_of(key));
+        let first = slots.next()?;
+        return slots.all(|slot| slot == first).then(|| topology.owner(first));
+    }
+    let mut nodes = keys.map(|key| topology.lives_at(key));
+    let first = nodes.next()?;
+    nodes.all(|node| node == first).then_some(first)
+}
+
+/// Splits a command by the nodes of its keys, or by their slots for members of a cluster. Parts are in order of first
+/// use. Every key is in exactly one part.
 pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
+    if topology.is_of_cluster() {
+        return split_by_slot(topology, keys);
+    }
     let mut parts: Vec<Part> = Vec::new();
     // Index of a node's part plus one, by node id. A search per key would be slow for a command with a million keys.
     let mut part_of = vec![0_u16; topology.node_id_bound()];
@@ -70,6 +90,20 @@ pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> V
             *known = parts.len() as u16;
         }
         parts[usize::from(*known) - 1].keys.push(place as u32);
+    }
+    parts
+}
+
+fn split_by_slot<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut part_of = BTreeMap::new();
+    for (place, key) in keys.enumerate() {
+        let slot = topology.slot_of(key);
+        let number = *part_of.entry(slot).or_insert_with(|| {
+            parts.push(Part { node: topology.owner(slot), keys: Vec::new() });
+            parts.len() - 1
+        });
+        parts[number].keys.push(place as u32);
     }
     parts
 }
@@ -131,6 +165,21 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn members_of_a_cluster_get_a_part_per_slot() {
+        let topology = three().of_cluster();
+        let keys = [&b"{a}1"[..], b"b", b"{a}2", b"c", b"b"];
+        let parts = split(&topology, keys.iter().copied());
+        assert_eq!(parts.iter().map(|part| part.keys.clone()).collect::<Vec<_>>(), [vec![0, 2], vec![1, 4], vec![3]]);
+        assert!(parts.iter().all(|part| part.node == topology.owner_of(keys[part.keys[0] as usize])));
+        assert_eq!(common_node(&topology, keys.iter().copied()), None);
+        let one = [&b"{a}1"[..], b"{a}2"];
+        assert_eq!(common_node(&topology, one.iter().copied()), Some(topology.owner_of(b"a")));
+        let of_one_node = Topology::even(&["127.0.0.1:7001".to_owned()]).expect("one node");
+        assert_eq!(common_node(&of_one_node, keys.iter().copied()), Some(NodeId(0)));
+        assert_eq!(common_node(&of_one_node.of_cluster(), keys.iter().copied()), None);
     }
 
     #[test]

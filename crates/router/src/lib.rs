@@ -8,6 +8,7 @@
 
 mod away;
 mod busy;
+mod cluster;
 mod colocate;
 mod command_reply_cache;
 mod config_set;
@@ -54,6 +55,7 @@ mod users;
 mod wait_queues;
 mod worker;
 
+pub use cluster::ClusterMap;
 pub use colocate::{ColocatePort, ColocateRequest};
 pub use config_set::allows_config_set;
 pub use fences::foreign_connections;
@@ -90,6 +92,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::cluster::{Member, Shard, ViewError};
 use switchyard_policy::data_loss::{Holdings, Sent};
 use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
@@ -247,7 +250,7 @@ impl Router {
             listeners_read_replicas,
             settings.batched_sends,
         )?;
-        let shared = Arc::new(shared.with_ports(settings.ports));
+        let shared = Arc::new(shared.with_ports(settings.ports).with_cluster(settings.cluster_map));
         lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
         let mut router = Router {
@@ -294,6 +297,15 @@ impl Router {
             let newer = topology.epoch() > routing.topology.epoch();
             RoutingSnapshot { topology: if newer { topology } else { routing.topology.clone() }, ..routing.clone() }
         });
+    }
+
+    /// Publishes a report of a member of the cluster. `access`: access to every reported primary. Returns whether
+    /// anything has changed.
+    ///
+    /// # Errors
+    /// If the report is not usable.
+    pub fn adopt_shards(&self, shards: &[Shard], access: &BTreeMap<Member, NodeAccess>) -> Result<bool, ViewError> {
+        self.shared.adopt_shards(shards, access)
     }
 
     /// Publishes the servers of a replicated node to the workers. They leave an old primary at once: commands in flight
@@ -917,6 +929,7 @@ mod tests {
             processes: BTreeMap::new(),
             held_reason: None,
             ports: Ports::default(),
+            cluster_map: None,
             live: RuntimeSettings::default(),
         };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");

@@ -13,6 +13,7 @@ use switchyard_policy::data_loss::Known;
 use switchyard_policy::hot_copies::Knobs;
 use switchyard_policy::topology::NodeId;
 
+use crate::cluster::ClusterMap;
 use crate::colocate::ColocatePort;
 use crate::limits::KeyLimit;
 use crate::operator::OperatorPort;
@@ -57,6 +58,8 @@ pub struct Settings {
     pub held_reason: Option<String>,
     /// Handlers of commands that workers do not execute.
     pub ports: Ports,
+    /// Map of the cluster whose members the nodes are. `None`: standalone nodes.
+    pub cluster_map: Option<Arc<ClusterMap>>,
     /// Settings that a reload may change.
     pub live: RuntimeSettings,
 }
@@ -131,8 +134,8 @@ pub struct RuntimeSettings {
     pub users: Arc<Users>,
     /// Initial database of a new client.
     pub database: u32,
-    /// Clients may use no other database. Ejection removes only keys of this one, so stale values in other databases
-    /// could be read.
+    /// Clients may use no other database: a cluster has no other. Ejection removes only keys of this one, so stale values
+    /// in other databases could be read.
     pub one_database: bool,
     /// Maximum clients over all workers (Redis `maxclients`).
     pub max_clients: usize,
@@ -464,7 +467,7 @@ impl RuntimeSettings {
 pub(crate) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
     (live.one_database && database != live.database).then(|| {
         format!(
-            "ERR Switchyard serves only database {} in a pool that ejects servers (auto_eject_hosts). Do not select another",
+            "ERR Switchyard serves only database {} in front of a cluster, or of a pool that ejects servers (auto_eject_hosts). Do not select another",
             live.database
         )
     })

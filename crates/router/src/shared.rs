@@ -17,6 +17,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::busy::Busy;
+use crate::cluster::ClusterMap;
 use crate::command_reply_cache::CommandReplyCache;
 use crate::config_set::Overrides;
 use crate::connections::Connections;
@@ -355,6 +356,8 @@ pub(crate) struct Shared {
     pub(crate) batched_sends: bool,
     /// Handlers of commands that workers do not execute.
     pub(crate) ports: Ports,
+    /// Map of the cluster whose members the nodes are.
+    pub(crate) cluster: Option<Arc<ClusterMap>>,
     quiesce_lock: Arc<Mutex<QuiesceLock>>,
     /// Turns of changing and copying functions.
     pub(crate) functions: FunctionTurns,
@@ -390,6 +393,10 @@ impl Shared {
 
     pub(crate) fn with_ports(self, ports: Ports) -> Self {
         Self { ports, ..self }
+    }
+
+    pub(crate) fn with_cluster(self, cluster: Option<Arc<ClusterMap>>) -> Self {
+        Self { cluster, ..self }
     }
 
     pub(crate) fn new(
@@ -464,6 +471,7 @@ impl Shared {
             listeners_read_replicas,
             batched_sends,
             ports: Ports::default(),
+            cluster: None,
             quiesce_lock: Arc::default(),
             functions: FunctionTurns::default(),
             tap: OnceLock::new(),

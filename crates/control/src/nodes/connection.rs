@@ -46,6 +46,11 @@ impl Answer {
         reply::elements(&self.0).map(|e| Answer(e.to_vec())).collect()
     }
 
+    /// Value of an integer.
+    pub fn number(&self) -> Option<i64> {
+        reply::integer(&self.0)
+    }
+
     /// Whether the reply is null.
     pub fn is_null(&self) -> bool {
         reply::is_null(&self.0)

@@ -74,6 +74,8 @@ pub struct Topology {
     marks: Option<transit::Marks>,
     /// Placement overrides; `None` if there are none.
     overrides: Option<Arc<overrides::PlacementOverrides>>,
+    /// The nodes are members of a cluster, which decides where slots are.
+    is_of_cluster: bool,
 }
 
 impl Topology {
@@ -136,13 +138,27 @@ impl Topology {
         self.nodes.iter()
     }
 
+    /// Marks the nodes as members of a Redis or Valkey Cluster ([`crate::cluster`]).
+    #[must_use]
+    pub fn of_cluster(self) -> Self {
+        Self { is_of_cluster: true, ..self }
+    }
+
+    /// Whether the nodes are members of a cluster. They refuse commands with keys of several slots, and redirect those
+    /// for slots of other members.
+    #[inline]
+    #[must_use]
+    pub const fn is_of_cluster(&self) -> bool {
+        self.is_of_cluster
+    }
+
     /// The only node, if no slot is in transit and no key has a placement override. Then every command can be executed
-    /// there, whatever its keys.
+    /// there, whatever its keys. Never a member of a cluster.
     #[inline]
     #[must_use]
     pub fn only_node(&self) -> Option<NodeId> {
         match self.nodes.as_slice() {
-            [node] if self.is_settled() && !self.has_overrides() => Some(node.id),
+            [node] if self.is_settled() && !self.has_overrides() && !self.is_of_cluster => Some(node.id),
             _ => None,
         }
     }

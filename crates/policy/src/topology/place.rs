@@ -252,7 +252,16 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, overrides: None })
+        Ok(Self {
+            epoch: 1,
+            placement: Placement::Crc16,
+            nodes,
+            owners,
+            next_id,
+            marks: None,
+            overrides: None,
+            is_of_cluster: false,
+        })
     }
 
     /// Returns the first placement on a continuum: one node per server, owning the slots that the list assigns to it.
@@ -279,6 +288,7 @@ impl Topology {
             next_id,
             marks: None,
             overrides: None,
+            is_of_cluster: false,
         }
     }
 
@@ -380,6 +390,7 @@ impl Topology {
             next_id,
             marks: stored.marks.clone(),
             overrides: stored.overrides.clone(),
+            is_of_cluster: stored.is_of_cluster,
         };
         Ok(Placed { topology, changed, joined, removed })
     }
@@ -439,7 +450,16 @@ impl Topology {
                 owner => owner.ok_or(PartsError::NotOwned(slot as u16))?,
             };
         }
-        Ok(Self { epoch, placement: Placement::Crc16, nodes, owners: map, next_id, marks: None, overrides: None })
+        Ok(Self {
+            epoch,
+            placement: Placement::Crc16,
+            nodes,
+            owners: map,
+            next_id,
+            marks: None,
+            overrides: None,
+            is_of_cluster: false,
+        })
     }
 }
 

@@ -20,8 +20,8 @@ use switchyard_resp::units::{TIME_FORM, counted, describe_time, parse_time};
 use super::Failure;
 use super::flags::ConfigFlags;
 use super::known_fleet::KnownFleet;
-use crate::config::{Config, Resolved};
-use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
+use crate::config::{Config, Problems, Resolved};
+use crate::doctor::{Finding, Level, Needs, examine, examine_cluster, examine_commands, look};
 
 /// Check the nodes (versions, persistence, memory, clocks, limits, permissions, functions), and the commands in use
 #[derive(Debug, Args)]
@@ -37,6 +37,7 @@ use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
     after_long_help = "Examples:\n  \
         switchyard doctor --node 127.0.0.1:7001 --node 127.0.0.1:7002\n  \
         switchyard doctor -c /etc/switchyard.toml\n  \
+        switchyard doctor --storage-cluster redis-1:6379          which features does this cluster allow?\n  \
         switchyard doctor --node 10.0.0.1:6379 --sample 10s       would this application run behind the router?\n  \
         switchyard doctor -c /etc/switchyard.toml --json | jq '.findings[] | select(.level == \"error\")'\n\n\
         Exit codes: 0 nothing worse than a warning; 1 an error was found; 2 the configuration is wrong"
@@ -74,6 +75,9 @@ struct Report<'a> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut config = arguments.flags.sources().read()?;
+    if config.is_of_cluster() {
+        return run_for_cluster(arguments, &config);
+    }
     let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?.require_resolved()?;
     let rules = config.rule_set()?;
@@ -87,12 +91,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => Placement::by_rules(rules),
     };
     findings.extend(examine_commands(&primaries(&resolved.nodes), &placement, arguments.sample));
+    print(arguments, resolved.nodes.len(), findings)
+}
+
+/// Checks the members of a cluster.
+fn run_for_cluster(arguments: &Arguments, config: &Config) -> Result<(), Failure> {
+    if arguments.sample.is_some() {
+        return Err(Failure::Config(Problems::of("--sample is for nodes, and not available for a cluster yet")));
+    }
+    let resolved = config.resolve(|_| None)?;
+    let Some(places) = &resolved.cluster else { return Ok(()) };
+    let report = places.reader().read(&[], 0);
+    let report =
+        report.map_err(|why| anyhow!("no member of the cluster shows its map: {why}")).map_err(Failure::Failed)?;
+    print(arguments, report.access.len(), examine_cluster(&report, resolved.live.connect_timeout))
+}
+
+fn print(arguments: &Arguments, nodes: usize, mut findings: Vec<Finding>) -> Result<(), Failure> {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
-        let report = Report { nodes: resolved.nodes.len(), findings: &findings };
+        let report = Report { nodes, findings: &findings };
         println!("{}", serde_json::to_string_pretty(&report).map_err(|e| Failure::Failed(anyhow!(e)))?);
     } else {
-        print!("{}", render(&findings, resolved.nodes.len()));
+        print!("{}", render(&findings, nodes));
     }
     let worst = if arguments.strict { Level::Warning } else { Level::Error };
     let bad = findings.iter().filter(|f| f.level >= worst).count();

@@ -39,6 +39,10 @@ pub(crate) struct ConfigFlags {
     #[arg(long, value_name = "HOST:PORT")]
     node: Vec<String>,
 
+    /// Member of a Redis or Valkey Cluster to route to; can be repeated. One is enough: it shows the others
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["node", "twemproxy_config"])]
+    storage_cluster: Vec<String>,
+
     /// Address for clients; can be repeated [default: 127.0.0.1:6380]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Vec<String>,
@@ -148,6 +152,9 @@ impl ConfigFlags {
         if !self.node.is_empty() {
             add("node", "node", list(&self.node));
         }
+        if !self.storage_cluster.is_empty() {
+            add("storage-cluster", "storage.cluster", list(&self.storage_cluster));
+        }
         if !self.listen.is_empty() {
             add("listen", "listen", list(&self.listen));
         }
@@ -195,7 +202,7 @@ impl ConfigFlags {
                 add(flag, path, Raw::Bool(true));
             }
         }
-        let names_nodes = !self.node.is_empty() || self.twemproxy_config.is_some();
+        let names_nodes = !self.node.is_empty() || !self.storage_cluster.is_empty() || self.twemproxy_config.is_some();
         let file = self.config.clone().or_else(|| if names_nodes { None } else { default_file() });
         Sources {
             file,

@@ -18,6 +18,7 @@ use super::memory::MemoryMax;
 use super::placement::{Adopt, RuleConfig, read_preset};
 use super::raw::Raw;
 use super::secret::SecretForm;
+use super::storage::read_mappings;
 use super::tls::ClientAuth;
 use super::{Config, Endpoint, LogFormat, LogLevel, NODE_PORT, NodeConfig};
 
@@ -28,6 +29,8 @@ pub(crate) enum Section {
     Top,
     Clients,
     Nodes,
+    /// A cluster as storage.
+    Storage,
     Admin,
     Log,
     /// Server certificates for clients.
@@ -60,6 +63,7 @@ impl Section {
             Section::Top => "",
             Section::Clients => "clients",
             Section::Nodes => "nodes",
+            Section::Storage => "storage",
             Section::Admin => "admin",
             Section::Log => "log",
             Section::Tls => "tls",
@@ -100,10 +104,11 @@ impl Section {
     pub(crate) const LISTS: [Section; 4] = [Section::Node, Section::Listener, Section::Limit, Section::Rule];
 
     /// Sections that are plain tables, in display order.
-    pub(crate) const TABLES: [Section; 16] = [
+    pub(crate) const TABLES: [Section; 17] = [
         Section::Clients,
         Section::Tls,
         Section::Nodes,
+        Section::Storage,
         Section::Scripts,
         Section::Moves,
         Section::Telemetry,
@@ -521,6 +526,14 @@ keys! {
         "File with the password at the Sentinels.";
     "sentinel-password-env" Reload [] secret(Env) sentinel_password = "\"SWITCHYARD_SECRET\"",
         "Environment variable with the password at the Sentinels.";
+
+    [Storage]
+    "cluster" Restart ["cluster-nodes", "startup-nodes"] endpoints(Some(NODE_PORT)) storage.cluster = "[\"redis-1:6379\"]",
+        "Some members of a Redis or Valkey Cluster, which is the storage in place of nodes: see docs/clusters.md. The other members are found.";
+    "addresses" Restart ["address-map", "nat-map"] by(read_mappings, |all| if all.is_empty() { None } else { list(all) }) storage.addresses = "[\"10.0.0.5:6379=nat:7001\"]",
+        "Addresses to use in place of addresses that members report, for networks with address translation or tunnels: REPORTED=USED.";
+    "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) storage.wait_max = "\"5s\"",
+        "Time that commands wait for an owner of their slot, during a failover for example. Then they get NODEDOWN. Without it, 5s.";
 
     [Scripts]
     "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) runtime.check_scripts,

@@ -1,12 +1,12 @@
 //! Addresses to listen on, in their written form, and the `[[listener]]` tables.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use switchyard_router::{Bounds, KeyLimit, ListenAddress, ListenerSettings, Reads};
 
-use super::Endpoint;
-use super::Origin;
+use super::{Config, Endpoint, Origin, Problem};
 
 /// Default permissions of a Unix socket: only the user of the Switchyard process.
 pub(crate) const SOCKET_MODE: u32 = 0o600;
@@ -120,6 +120,85 @@ pub(super) fn parse_mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 && text.bytes().all(|b| b.is_ascii_digit()) => Ok(mode),
         _ => Err(format!("{text:?} is not the mode of a file in octal, such as \"660\"")),
+    }
+}
+
+impl Config {
+    /// Resolves the addresses for clients.
+    pub(super) fn resolve_listen(&self, has_password: bool, problems: &mut Vec<Problem>) -> Vec<ListenerSettings> {
+        let mut listen: Vec<ListenerSettings> = Vec::new();
+        for listener in self.all_listeners() {
+            let wrong = |text: String| match &listener.origin {
+                Some(origin) => Problem::at(origin, text),
+                None => self.problem("listen", text),
+            };
+            match listener.resolve() {
+                Ok(settings) => {
+                    let any = matches!(settings.address, ListenAddress::Tcp(address) if address.port() == 0);
+                    if !any && listen.iter().any(|other| other.address == settings.address) {
+                        problems.push(wrong(format!("{} is given twice", settings.address)));
+                    } else {
+                        listen.push(settings);
+                    }
+                }
+                Err(text) => problems.push(wrong(text)),
+            }
+        }
+        let addresses = listen.iter().filter_map(|listener| match listener.address {
+            ListenAddress::Tcp(address) => Some(address),
+            ListenAddress::Unix { .. } => None,
+        });
+        if let Some(open) = addresses.into_iter().find(|address| !address.ip().is_loopback())
+            && !has_password
+            && !self.allow_open_listener
+        {
+            problems.push(self.problem(
+                "listen",
+                format!(
+                    "refusing to listen on {open} without a password: any client that can reach that address could read and delete \
+                     every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients], \
+                     or users with users-file; \
+                     (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, confirm that with --allow-open-listener, \
+                     or allow-open-listener = true"
+                ),
+            ));
+        }
+        listen
+    }
+
+    /// Resolves the address of the admin port.
+    pub(super) fn resolve_admin(
+        &self,
+        has_token: bool,
+        listen: &[ListenerSettings],
+        problems: &mut Vec<Problem>,
+    ) -> Option<SocketAddr> {
+        let address = match self.admin_listen.resolve() {
+            Ok(address) => address,
+            Err(text) => {
+                problems.push(self.problem("admin.listen", text));
+                return None;
+            }
+        };
+        if !address.ip().is_loopback() && !has_token {
+            problems.push(self.problem(
+                "admin.listen",
+                format!(
+                    "refusing to serve the admin API on {address} without a token: any client that can reach that address could \
+                     control the router. Give it one with --admin-token-file FILE, or token-file in [admin], or listen on \
+                     127.0.0.1 only"
+                ),
+            ));
+        }
+        if address.port() != 0 && listen.iter().any(|listener| listener.address == ListenAddress::Tcp(address)) {
+            problems.push(
+                self.problem(
+                    "admin.listen",
+                    format!("{address} is already the address for clients; choose another port"),
+                ),
+            );
+        }
+        Some(address)
     }
 }
 

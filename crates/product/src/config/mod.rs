@@ -13,6 +13,7 @@ mod raw;
 mod secret;
 mod show;
 mod standby;
+mod storage;
 mod tls;
 mod twemproxy;
 
@@ -30,7 +31,7 @@ pub(crate) use switchyard_control::nodes::{
 };
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
-use switchyard_router::{Cluster, ListenAddress, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
+use switchyard_router::{Cluster, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 pub(crate) use keys::AppliesOn;
@@ -40,7 +41,9 @@ use memory::MemoryMax;
 use placement::{Adopt, RuleConfig};
 pub(crate) use raw::Raw;
 pub(crate) use secret::SecretSource;
-pub(crate) use show::{example, render};
+pub(crate) use show::{Change, example, render};
+pub(crate) use storage::ClusterPlaces;
+use storage::StorageConfig;
 pub(crate) use switchyard_resp::units::{counted, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
@@ -186,6 +189,7 @@ pub(crate) struct Config {
     nodes_password: Option<SecretSource>,
     nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
+    storage: StorageConfig,
     pub(crate) moves: MovesConfig,
     pub(crate) planner: PlannerConfig,
     /// The twemproxy pool, if the configuration came from twemproxy's file.
@@ -232,6 +236,7 @@ impl Default for Config {
             nodes_password: None,
             nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
+            storage: StorageConfig::default(),
             moves: MovesConfig::default(),
             planner: PlannerConfig::default(),
             pool: None,
@@ -297,6 +302,13 @@ impl fmt::Display for Problem {
 /// All mistakes in a configuration. Never empty.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+impl Problems {
+    /// A single mistake without a place.
+    pub(crate) fn of(text: &str) -> Self {
+        Self(vec![Problem::new(text)])
+    }
+}
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -420,6 +432,7 @@ impl Sources {
         // Combinations of values are checked only if each value is valid.
         if problems.is_empty() {
             problems.extend(config.rule_set().err().into_iter().flat_map(|problems| problems.0));
+            config.check_storage(&mut problems);
             config.check_nodes(&mut problems);
         }
         if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
@@ -498,10 +511,10 @@ impl Config {
             let why = "the policy \"model\" needs capacity: measure it with `switchyard bench capacity`";
             problems.push(self.problem("autoscale.policy", why));
         }
-        if self.nodes.is_empty() {
+        if self.nodes.is_empty() && !self.is_of_cluster() {
             problems.push(Problem::new(
                 "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each), \
-                 or give a configuration file (-c /etc/switchyard.toml) that has\n  [[node]]\n  address = \"127.0.0.1:7001\"",
+                 or some members of a cluster with --storage-cluster 127.0.0.1:7001, or give a configuration file (-c /etc/switchyard.toml) that has\n  [[node]]\n  address = \"127.0.0.1:7001\"",
             ));
         }
         let mut seen = BTreeMap::new();
@@ -603,6 +616,8 @@ impl Config {
         self.pin = running.pin;
         self.batched_sends = running.batched_sends;
         self.state_dir.clone_from(&running.state_dir);
+        self.storage.cluster.clone_from(&running.storage.cluster);
+        self.storage.addresses.clone_from(&running.storage.addresses);
         self.allow_open_listener = running.allow_open_listener;
         self.admin_listen.clone_from(&running.admin_listen);
         self.admin_host_names.clone_from(&running.admin_host_names);
@@ -638,7 +653,9 @@ impl Config {
         let admin_token = secret(&self.admin_token, "admin.token", &mut problems);
         let nodes_password = secret(&self.nodes_password, "nodes.password", &mut problems);
         let sentinel_password = secret(&self.sentinel_password, "nodes.sentinel-password", &mut problems);
-        let any_tls = self.sentinel_tls || self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on));
+        let any_tls = self.sentinel_tls
+            || self.nodes.iter().any(|node| node.tls.unwrap_or(self.nodes_tls.on))
+            || self.is_of_cluster() && self.nodes_tls.on;
         let nodes_tls = match any_tls.then(|| self.nodes_tls.build(&mut tls_warnings)).transpose() {
             Ok(tls) => tls,
             Err(text) => {
@@ -785,7 +802,20 @@ impl Config {
                     one_database: ejection.is_some(),
                     ..self.runtime.clone()
                 };
-                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, ejection, not_found, warnings })
+                let cluster = self.cluster_places(nodes_password, nodes_tls);
+                let live = if cluster.is_some() { self.settings_of_cluster(live) } else { live };
+                Ok(Resolved {
+                    listen,
+                    admin,
+                    admin_token,
+                    admin_tls,
+                    live,
+                    nodes,
+                    cluster,
+                    ejection,
+                    not_found,
+                    warnings,
+                })
             }
             _ => Err(Problems(problems)),
         }
@@ -877,81 +907,6 @@ impl Config {
         }
         self.tls.for_clients(warnings).map_err(|text| problems.push(self.problem("tls.cert-file", text))).ok()
     }
-
-    fn resolve_listen(&self, has_password: bool, problems: &mut Vec<Problem>) -> Vec<ListenerSettings> {
-        let mut listen: Vec<ListenerSettings> = Vec::new();
-        for listener in self.all_listeners() {
-            let wrong = |text: String| match &listener.origin {
-                Some(origin) => Problem::at(origin, text),
-                None => self.problem("listen", text),
-            };
-            match listener.resolve() {
-                Ok(settings) => {
-                    let any = matches!(settings.address, ListenAddress::Tcp(address) if address.port() == 0);
-                    if !any && listen.iter().any(|other| other.address == settings.address) {
-                        problems.push(wrong(format!("{} is given twice", settings.address)));
-                    } else {
-                        listen.push(settings);
-                    }
-                }
-                Err(text) => problems.push(wrong(text)),
-            }
-        }
-        let addresses = listen.iter().filter_map(|listener| match listener.address {
-            ListenAddress::Tcp(address) => Some(address),
-            ListenAddress::Unix { .. } => None,
-        });
-        if let Some(open) = addresses.into_iter().find(|address| !address.ip().is_loopback())
-            && !has_password
-            && !self.allow_open_listener
-        {
-            problems.push(self.problem(
-                "listen",
-                format!(
-                    "refusing to listen on {open} without a password: any client that can reach that address could read and delete \
-                     every key. Do one of: (1) give clients a password with --password-file FILE, or password-file in [clients], \
-                     or users with users-file; \
-                     (2) listen on 127.0.0.1 only; (3) if only trusted machines can reach it, confirm that with --allow-open-listener, \
-                     or allow-open-listener = true"
-                ),
-            ));
-        }
-        listen
-    }
-
-    fn resolve_admin(
-        &self,
-        has_token: bool,
-        listen: &[ListenerSettings],
-        problems: &mut Vec<Problem>,
-    ) -> Option<SocketAddr> {
-        let address = match self.admin_listen.resolve() {
-            Ok(address) => address,
-            Err(text) => {
-                problems.push(self.problem("admin.listen", text));
-                return None;
-            }
-        };
-        if !address.ip().is_loopback() && !has_token {
-            problems.push(self.problem(
-                "admin.listen",
-                format!(
-                    "refusing to serve the admin API on {address} without a token: any client that can reach that address could \
-                     control the router. Give it one with --admin-token-file FILE, or token-file in [admin], or listen on \
-                     127.0.0.1 only"
-                ),
-            ));
-        }
-        if address.port() != 0 && listen.iter().any(|listener| listener.address == ListenAddress::Tcp(address)) {
-            problems.push(
-                self.problem(
-                    "admin.listen",
-                    format!("{address} is already the address for clients; choose another port"),
-                ),
-            );
-        }
-        Some(address)
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -963,6 +918,8 @@ pub(crate) struct Resolved {
     /// Without the nodes: their ids are not known here.
     pub(crate) live: RuntimeSettings,
     pub(crate) nodes: Vec<NodeAddress>,
+    /// Access to the cluster that is the storage. `None`: the storage are the nodes.
+    pub(crate) cluster: Option<ClusterPlaces>,
     /// Ejection rule, for a twemproxy pool that owns its servers.
     pub(crate) ejection: Option<switchyard_policy::eject::Rule>,
     /// Nodes with names that do not resolve. They are down until the names resolve.

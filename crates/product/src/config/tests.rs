@@ -327,7 +327,19 @@ fn the_example_changes_no_default() {
     assert_eq!(config.changes_since(&read(NODE).expect("good")), []);
     // Every key also parses without its comment sign, so the shown values are valid. Of the three forms of a secret
     // only the first is kept.
-    let all: String = example()
+    // A cluster excludes nodes.
+    let (before, rest) =
+        example().split_once("\n[storage]\n").map(|(a, b)| (a.to_owned(), b.to_owned())).expect("a section");
+    let (storage, after) = rest.split_once("\n[").expect("a next section");
+    let keys = |text: &str| {
+        text.lines()
+            .filter_map(|line| line.strip_prefix('#'))
+            .filter(|key| !key.starts_with(' '))
+            .map(|key| format!("{key}\n"))
+            .collect::<String>()
+    };
+    read(&format!("[storage]\n{}", keys(storage))).unwrap_or_else(|problems| panic!("{storage}\n{problems}"));
+    let all: String = format!("{before}\n[{after}")
         .lines()
         .map(|line| match line.strip_prefix('#') {
             // A node has an address or Sentinels, and a rule has a preset or patterns with a capture or a tag, not both.

@@ -4,10 +4,12 @@
 
 mod application;
 mod checks;
+mod cluster;
 mod look;
 
 pub(crate) use application::examine_commands;
 pub(crate) use checks::examine;
+pub(crate) use cluster::examine_cluster;
 pub(crate) use look::look;
 
 use serde::Serialize;

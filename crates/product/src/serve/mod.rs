@@ -2,6 +2,7 @@
 //!
 //! ARCHITECTURE.md lists the threads. The main thread waits for signals.
 
+mod cluster;
 mod log_queue;
 mod logs;
 mod metrics;
@@ -30,7 +31,6 @@ use switchyard_control::first_start;
 use switchyard_control::health::HealthThread;
 use switchyard_control::journal::Sync;
 use switchyard_control::members::{self, FleetFacts};
-use switchyard_control::moves::{Moves, MovesThread};
 use switchyard_control::node_maintenance::NodeMaintenance;
 use switchyard_control::nodes::holdings::primaries;
 use switchyard_control::operator;
@@ -49,7 +49,7 @@ use crate::cli::Failure;
 use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-use reload::{ReloadRequest, ReloadSender, Reloader};
+use reload::{ReloadRequest, ReloadSender, ReloadTarget, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
@@ -86,17 +86,24 @@ pub(crate) fn run(
     pools::end_with_parent()?;
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
-    if standby.is_some() {
+    let is_standby = standby.is_some();
+    if is_standby {
         config.check_standby()?;
     }
     let mut resolved = config.resolve(|_| None)?;
     let shared = twemproxy.shared(&config, &mut Names::default())?;
     let logs = Logs::start(config.log_format, &config.log_level, config.pool.as_ref().map(PoolConfig::name))?;
+    if let Some(places) = resolved.cluster.take() {
+        if is_standby || beside {
+            let why = "--standby and --allow-other-router are for nodes: any number of routers may serve a cluster";
+            return Err(Failure::Config(Problems::of(why)));
+        }
+        return cluster::run(sources, config, resolved, &places, logs);
+    }
     // Open the state directory first: its lock is the right to route to these nodes. Then the ports, so that a start
     // that must fail leaves no slot map.
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config.state_dir, Arc::clone(&running));
-    let is_standby = standby.is_some();
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(standby::first_access(resolved.admin_token.as_ref()));
     let options = AdminOptions {
@@ -136,12 +143,7 @@ pub(crate) fn run(
         resolved = resolved.require_resolved()?;
     }
     resolved.warnings().for_each(|warning| warn!("{warning}"));
-    for listener in &resolved.listen {
-        if let ListenAddress::Tcp(address) = listener.address {
-            switchyard_router::could_listen(address)
-                .map_err(|source| explain_listen(address, "clients", "--listen", source))?;
-        }
-    }
+    check_ports(&resolved)?;
     // First ensure that no other router serves the nodes: until then, their data can change.
     let with = waits.as_ref().map(|waits| waits.with);
     let mut wait = waits.as_mut().map(|waits| |what, period| waits.pause(what, period));
@@ -255,6 +257,7 @@ pub(crate) fn run(
         servers: watched.iter().map(MonitoredNode::servers).collect(),
         processes: processes.of(&topology),
         held_reason: held.clone(),
+        cluster_map: None,
         ports: Ports {
             operator: Some(operator::listen(Arc::clone(&fleet.operator))?),
             users: Some(users::listen(Arc::clone(&running), Arc::clone(&configured))?),
@@ -285,7 +288,7 @@ pub(crate) fn run(
         epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",
-        ready_line(&addresses, &config, admin.address, held.is_some())
+        ready_line(&addresses, &config, &counted(config.node_names().len(), "node"), admin.address, held.is_some())
     );
     pools::report_ready(admin.address);
     if let (Some(stats), Some(pool)) = (stats, &config.pool) {
@@ -356,10 +359,25 @@ pub(crate) fn run(
     drop((planner, ejector, autoscaler));
     care.stop();
     drop(health);
-    let have_workers_ended = stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
+    let stopping = Arc::clone(&moves);
+    // Stop moves while the router still serves, because ending a leg needs its help. Use at most half of the time, and
+    // leave the rest for clients.
+    let stop_moves = move |bound| stopping.stop(executor, bound / 2);
+    let have_workers_ended = stop(&runtime, &mut signals, &running, stop_moves, reloads.shutdown_timeout())?;
     seat_thread.stop(have_workers_ended);
     admin.stop();
     reloads.stop();
+    Ok(())
+}
+
+/// Checks before a start that the addresses for clients are free.
+fn check_ports(resolved: &Resolved) -> anyhow::Result<()> {
+    for listener in &resolved.listen {
+        if let ListenAddress::Tcp(address) = listener.address {
+            switchyard_router::could_listen(address)
+                .map_err(|source| explain_listen(address, "clients", "--listen", source))?;
+        }
+    }
     Ok(())
 }
 
@@ -387,7 +405,7 @@ fn refused_new_nodes(topology: Option<&Topology>, resolved: &Resolved, site: Str
     FleetFacts::query(&primaries(&placed), site, timeout).refuse(&newly, &resolved.live.config_set, timeout)
 }
 
-fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {
+fn ready_line(addresses: &[String], config: &Config, storage: &str, admin: SocketAddr, is_held: bool) -> String {
     let mut line = String::from(if is_held {
         "not ready yet, no key is served: clients connect to "
     } else {
@@ -396,9 +414,9 @@ fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held:
     for (i, address) in addresses.iter().enumerate() {
         let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
     }
-    let (nodes, workers) = (counted(config.node_names().len(), "node"), counted(config.workers, "worker"));
+    let workers = counted(config.workers, "worker");
     let scheme = if config.admin_tls { "https" } else { "http" };
-    let _ = write!(line, "; {nodes}, {workers}; admin on {scheme}://{admin}; Ctrl-C stops");
+    let _ = write!(line, "; {storage}, {workers}; admin on {scheme}://{admin}; Ctrl-C stops");
     line
 }
 
@@ -519,7 +537,7 @@ impl Reloads {
 }
 
 fn start_reloads(
-    reloader: Reloader,
+    reloader: impl ReloadTarget,
     running: Arc<Running>,
     requests: mpsc::SyncSender<ReloadRequest>,
     asked: mpsc::Receiver<ReloadRequest>,
@@ -527,7 +545,7 @@ fn start_reloads(
     let stopping = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stopping);
     let (open, ended) = mpsc::channel();
-    let shutdown_timeout = Arc::new(std::sync::Mutex::new(reloader.config.shutdown_timeout));
+    let shutdown_timeout = Arc::new(std::sync::Mutex::new(reloader.shutdown_timeout()));
     let told = Arc::clone(&shutdown_timeout);
     std::thread::Builder::new()
         .name("reload".to_owned())
@@ -538,21 +556,16 @@ fn start_reloads(
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                if let ReloadRequest::Change(change, done) = ask {
-                    // The change is applied even if the caller has timed out.
-                    let _ = done.send(reloader.change_members(&change, &running));
-                    continue;
-                }
-                if let ReloadRequest::Find(name, told) = ask {
-                    let _ = told.send(reloader.find(&name));
+                if !matches!(ask, ReloadRequest::Reload) {
+                    reloader.execute(ask, &running);
                     continue;
                 }
                 match NotifyState::monotonic_usec_now() {
                     Ok(now) => notify(&[NotifyState::Reloading, now]),
                     Err(_) => notify(&[NotifyState::Reloading]),
                 }
-                reloader.reload(&running);
-                *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = reloader.config.shutdown_timeout;
+                reloader.execute(ask, &running);
+                *told.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = reloader.shutdown_timeout();
                 notify(&[NotifyState::Ready]);
             }
         })
@@ -686,24 +699,22 @@ fn notify_systemd(running: &Running, watchdog: bool, last: &mut String) {
     *last = text;
 }
 
-/// Drains the router within `bound`. A second signal ends the process at once, also with exit code 0, because the
+/// Drains the router within `bound`, after `before`. A second signal ends the process at once, also with exit code 0, because the
 /// operator intends it. Returns whether all workers have ended.
 fn stop(
     runtime: &tokio::runtime::Runtime,
     signals: &mut Signals,
     running: &Arc<Running>,
-    (moves, executor): (&Arc<Moves>, MovesThread),
+    before: impl FnOnce(Duration) + Send + 'static,
     bound: Duration,
 ) -> anyhow::Result<bool> {
-    let (running, moves) = (Arc::clone(running), Arc::clone(moves));
+    let running = Arc::clone(running);
     let (done, drained) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name("drain".to_owned())
         .spawn(move || {
             let end = Instant::now() + bound;
-            // Stop moves while the router still serves, because ending a leg needs its help. Use at most half of the
-            // time, and leave the rest for clients.
-            moves.stop(executor, bound / 2);
+            before(bound);
             let drained =
                 running.start_draining().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
             // The receiver is gone only after a second signal.

@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 use super::logs::Logs;
 use super::open_files;
 use super::users::Configured;
-use crate::config::{AppliesOn, Config, NodeAddress, Sources};
+use crate::config::{AppliesOn, Change, Config, NodeAddress, Sources};
 
 /// Assumed duration of a command without a time-out, when waiting for a node to become idle.
 const UNBOUNDED: Duration = Duration::from_secs(60);
@@ -38,6 +38,15 @@ pub(super) enum ReloadRequest {
     Find(String, mpsc::SyncSender<Result<NodeAddress, String>>),
     /// Changes the list of nodes, and returns the result.
     Change(MemberChange, mpsc::SyncSender<Result<(), String>>),
+}
+
+/// Executes the requests of the reload thread.
+pub(super) trait ReloadTarget: Send + 'static {
+    /// Executes a request. Problems are logged, or returned to the sender.
+    fn execute(&mut self, request: ReloadRequest, running: &Arc<Running>);
+
+    /// Maximum time for draining, by the configuration in force.
+    fn shutdown_timeout(&self) -> Duration;
 }
 
 /// Sends requests to the reload thread, the only one that changes the list of nodes.
@@ -88,9 +97,24 @@ pub(super) struct Reloader {
 /// Interval between checks of the drain barrier.
 const BARRIER_LOOK: Duration = Duration::from_millis(10);
 
+impl ReloadTarget for Reloader {
+    fn execute(&mut self, request: ReloadRequest, running: &Arc<Running>) {
+        match request {
+            ReloadRequest::Reload => self.reload(running),
+            // The change is applied even if the caller has timed out.
+            ReloadRequest::Change(change, done) => drop(done.send(self.change_members(&change, running))),
+            ReloadRequest::Find(name, told) => drop(told.send(self.find(&name))),
+        }
+    }
+
+    fn shutdown_timeout(&self) -> Duration {
+        self.config.shutdown_timeout
+    }
+}
+
 impl Reloader {
     /// Reloads once. Problems are logged, and leave the running configuration unchanged.
-    pub(super) fn reload(&mut self, running: &Arc<Running>) {
+    fn reload(&mut self, running: &Arc<Running>) {
         info!("reloading the configuration");
         let applied = self.apply(running).inspect(|_| {
             if running.with(|router| router.discard_config_set(self.live.clone())).unwrap_or(false) {
@@ -111,7 +135,7 @@ impl Reloader {
     }
 
     /// Adds or removes a node. Other changes in the file wait for a reload.
-    pub(super) fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
+    fn change_members(&mut self, change: &MemberChange, running: &Arc<Running>) -> Result<(), String> {
         let listed = self.read.node_names();
         let store = Arc::clone(self.fleet.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
@@ -125,7 +149,7 @@ impl Reloader {
     }
 
     /// Returns the address and access of a server, as if it were a node.
-    pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
+    fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
         let remembered =
             load_changes(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
@@ -271,19 +295,9 @@ impl Reloader {
         self.fleet.operator.tune_planner(&config.planner);
         self.fleet.operator.tune_autoscaler(&config.autoscale);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));
-        let mut applied = 0;
-        for change in &changes {
-            match change.takes {
-                AppliesOn::Restart => warn!("{} needs a restart; it is unchanged until then", change.description),
-                AppliesOn::Reload => {
-                    applied += 1;
-                    info!("{}", change.description);
-                }
-            }
-        }
-        applied += self.renew_admin_access(resolved.admin_token.as_ref(), &config.state_dir);
-        applied +=
-            log_changed_content(&self.live, &live, &changes.iter().map(|c| c.description.as_str()).collect::<Vec<_>>());
+        let applied = log_changes(&changes)
+            + renew_admin_access(&self.admin_access, resolved.admin_token.as_ref(), &config.state_dir)
+            + log_changed_content(&self.live, &live, &changes);
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }
@@ -344,21 +358,6 @@ impl Reloader {
         }
     }
 
-    /// Applies the configured token of the admin port. Returns the number of changes, 0 or 1.
-    fn renew_admin_access(&self, token: Option<&Secret>, state_dir: &Path) -> usize {
-        let before = self.admin_access.now();
-        if token.is_none() && matches!(*before, Access::Made { .. }) {
-            return 0;
-        }
-        let access = admin::access(token, state_dir);
-        if access == *before {
-            return 0;
-        }
-        self.admin_access.renew(access);
-        info!(target: "audit", "the token of the admin port has changed");
-        1
-    }
-
     /// Restarts the observer with the configured nodes.
     fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
         let has_replicas =
@@ -397,7 +396,7 @@ fn try_credentials(access: &NodeAccess, timeout: Duration) -> Result<(), String>
     open().or_else(|_| open())
 }
 
-fn problem_lines(problems: crate::config::Problems) -> Vec<String> {
+pub(super) fn problem_lines(problems: crate::config::Problems) -> Vec<String> {
     problems.0.iter().map(ToString::to_string).collect()
 }
 
@@ -411,8 +410,40 @@ pub(super) fn warn_ignored(names: &[String]) {
     }
 }
 
+/// Applies the configured token of the admin port. Returns the number of changes, 0 or 1. `directory`: of a generated
+/// token.
+pub(super) fn renew_admin_access(admin_access: &AdminAccess, token: Option<&Secret>, directory: &Path) -> usize {
+    let before = admin_access.now();
+    if token.is_none() && matches!(*before, Access::Made { .. }) {
+        return 0;
+    }
+    let access = admin::access(token, directory);
+    if access == *before {
+        return 0;
+    }
+    admin_access.renew(access);
+    info!(target: "audit", "the token of the admin port has changed");
+    1
+}
+
+/// Logs changed settings. Returns the number of applied settings.
+pub(super) fn log_changes(changes: &[Change]) -> usize {
+    let mut applied = 0;
+    for change in changes {
+        match change.takes {
+            AppliesOn::Restart => warn!("{} needs a restart; it is unchanged until then", change.description),
+            AppliesOn::Reload => {
+                applied += 1;
+                info!("{}", change.description);
+            }
+        }
+    }
+    applied
+}
+
 /// Logs changes that the configuration does not show: the content of a secret's file, the address of a name.
-fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&str]) -> usize {
+pub(super) fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, changes: &[Change]) -> usize {
+    let told: Vec<&str> = changes.iter().map(|change| change.description.as_str()).collect();
     let mut changed = 0;
     if old.users != new.users
         && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users"))

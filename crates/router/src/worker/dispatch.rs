@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
-use switchyard_policy::routing::{Route, route, split};
+use switchyard_policy::routing::{Route, common_node, route, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
@@ -482,11 +482,8 @@ impl Gathers {
             return flow;
         }
         // Usual case: all keys are at one node, which executes the whole command.
-        let mut owners = indexes.iter().map(|i| routing.topology.lives_at(key(i)));
-        if let Some(first) = owners.next()
-            && owners.all(|o| o == first)
-        {
-            return forward(cx, call, first);
+        if let Some(node) = common_node(&routing.topology, indexes.iter().map(key)) {
+            return forward(cx, call, node);
         }
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {

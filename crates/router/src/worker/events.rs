@@ -112,7 +112,7 @@ impl Worker {
     #[cold]
     fn on_event(&mut self, event: Event) {
         match event {
-            Event::Failed { origin, ended, in_flight, text } => {
+            Event::Failed { origin, ended, in_flight, text, mut requests } => {
                 let (mut not_executed, mut perhaps_executed) = (Vec::new(), Vec::new());
                 if let Some(text) = &text {
                     encode::error(&mut not_executed, text);
@@ -133,6 +133,19 @@ impl Worker {
                             );
                         }
                     } else if !is_expired {
+                        let request = requests.get_mut(place).and_then(Option::take);
+                        if let (Some(request), Some(lane)) = (request, origin.lane)
+                            && self.redirects.repeat(
+                                &mut self.cx,
+                                &self.gathers,
+                                lane,
+                                pending,
+                                &request,
+                                place < in_flight,
+                            )
+                        {
+                            continue;
+                        }
                         let error = if place < in_flight { &perhaps_executed } else { &not_executed };
                         self.fail_pending(origin, pending, error);
                     }
@@ -195,7 +208,7 @@ impl Worker {
     }
 
     /// Replies with an error to a request.
-    fn fail_pending(&mut self, origin: Origin, pending: Pending, error: &[u8]) {
+    pub(super) fn fail_pending(&mut self, origin: Origin, pending: Pending, error: &[u8]) {
         let Origin { link, node, lane, is_up } = origin;
         match pending.purpose {
             Purpose::Client

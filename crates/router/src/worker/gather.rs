@@ -250,6 +250,11 @@ impl Gather {
         self.client
     }
 
+    /// Number of the client's command.
+    pub(super) fn seq(&self) -> u32 {
+        self.seq
+    }
+
     /// Bytes of the received parts.
     pub(super) fn memory(&self) -> usize {
         self.parts.iter().flatten().map(Vec::capacity).sum()

@@ -62,6 +62,7 @@ mod queueing;
 mod quiesce;
 mod quotas;
 mod random_key;
+mod redirect;
 mod reissued;
 mod replies;
 mod scan;
@@ -82,6 +83,8 @@ mod wait;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use switchyard_policy::topology::NodeId;
 
 use crate::listener::Listener;
 use crate::poll::{Poll, Ready, Token};
@@ -107,6 +110,7 @@ use tracking::commands::find_client;
 use tracking::nodes::{on_redirect_broken, on_redirected};
 use transactions::fail_stale_watches;
 use transit::{look_again, publish_if_wanted, refuse_moving, tick_moving, tick_source_ops};
+use upstreams::Origin;
 use upstreams::tick::publish_slow;
 use upstreams::unblock::{Asker, tick_blocked};
 
@@ -142,6 +146,7 @@ pub(crate) struct Worker {
     sender: send::Sender,
     memory: memory::MemoryWatch,
     reissued_commands: reissued::ReissuedCommands,
+    redirects: redirect::Redirects,
     quiesce: quiesce::QuiesceQueue,
 }
 
@@ -180,6 +185,7 @@ impl Worker {
             sender: send::Sender::new(),
             memory: memory::MemoryWatch::default(),
             reissued_commands: reissued::ReissuedCommands::default(),
+            redirects: redirect::Redirects::default(),
             quiesce: quiesce::QuiesceQueue::default(),
         })
     }
@@ -343,6 +349,11 @@ impl Worker {
             restamp_waiting(&mut self.cx);
             fail_stale_watches(&self.cx.turn, &self.cx.up, &mut self.cx.down, &mut self.cx.hooks);
         }
+        if self.cx.turn.routing().topology.is_of_cluster()
+            && !Arc::ptr_eq(&before.topology, &self.cx.turn.routing().topology)
+        {
+            redirect::hold_back_all(&mut self.cx.down);
+        }
         // Keys that commands wait for may be elsewhere.
         look_again(&self.cx.turn, &mut self.cx.down, true);
         settle_colocate_waits(&self.cx.turn, &mut self.cx.down, true);
@@ -383,6 +394,7 @@ impl Worker {
         self.cx.up.tick_links(&self.cx.turn, self.cx.hooks.hot.has_copies(), &needs_pubsub);
         self.cx.up.tick_outages(&self.cx.turn);
         retry_unblocks(&mut self.cx);
+        self.tick_redirects();
         self.pauses.tick_pause(&self.cx.turn, &self.cx.up, &mut self.cx.down);
         tick_moving(&self.cx.turn, &mut self.cx.down);
         tick_source_ops(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks.transit);
@@ -409,6 +421,20 @@ impl Worker {
             self.tick_memory();
             recount(&mut self.cx.down);
             publish_slow(&self.cx.turn, &self.cx.up);
+        }
+    }
+
+    /// Sends held commands to members of a cluster, and has the map read while commands wait for a member.
+    fn tick_redirects(&mut self) {
+        if !self.redirects.is_any() && !self.cx.up.outages().any() {
+            return;
+        }
+        for redirect::Expired { pending, error } in self.redirects.tick(&mut self.cx) {
+            let origin = Origin { link: Handle::NONE, node: NodeId(0), lane: None, is_up: false };
+            self.fail_pending(origin, pending, &error);
+        }
+        if self.redirects.holds_any() || self.cx.up.outages().any() {
+            self.cx.turn.shared().request_map();
         }
     }
 

@@ -3,6 +3,8 @@
 //! A connection knows no clients: it returns the next arrival ([`Link::arrival`](super::upstreams::link::Link::arrival)), with
 //! the `Pending` that it answers. This module has both. Nothing is copied, and there is no queue between them.
 
+use std::borrow::Cow;
+
 use switchyard_resp::reply;
 
 use super::Worker;
@@ -11,6 +13,7 @@ use super::context::Context;
 use super::gather::Gathers;
 use super::hot_copies::filled;
 use super::large::pass_piece;
+use super::redirect::Redirected;
 use super::scripts::heal_script;
 use super::transactions::on_watch;
 use super::upstreams::Link;
@@ -149,12 +152,22 @@ impl Worker {
             self.cx.hooks.note_slow(&self.cx.turn, &self.cx.down, &self.gathers, link);
         }
         let is_error = reply::is_error(answer);
-        let mut instead = None;
+        let mut instead: Option<Cow<'_, [u8]>> = None;
+        if is_error && self.cx.turn.routing().topology.is_of_cluster() {
+            match self.redirects.examine(&mut self.cx, &self.gathers, handle, answer) {
+                Redirected::Again => return self.cx.up.mark(handle), // the flush checks whether waiting clients may continue
+                Redirected::Reply(reply) => instead = Some(Cow::Borrowed(reply)),
+                Redirected::No => {}
+            }
+        }
         if is_error && let Some(link) = self.cx.up.get(handle) {
             link.counters().note_error(answer);
-            instead = rewrite_redirect(&self.cx.turn, link.node(), answer);
+            if !self.cx.turn.routing().topology.is_of_cluster() {
+                instead = rewrite_redirect(&self.cx.turn, link.node(), answer).map(Cow::Owned);
+            }
         }
         let answer = instead.as_deref().unwrap_or(answer);
+        let is_error = is_error && reply::is_error(answer);
         if is_error
             && (answer.starts_with(b"-NOSCRIPT") && heal_script(&mut self.cx, handle)
                 || self.reissued_commands.take_reissued(&mut self.cx, handle, answer))

@@ -49,7 +49,7 @@ use crate::lock::lock;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
-use session::{Published, Session, UnderWay, Watch};
+use session::{Published, Resend, Session, UnderWay, Watch};
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -365,7 +365,7 @@ fn exec_alone(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane, class:
             if let Some(checkout) = cx.up.get_mut(link).and_then(Link::checkout_mut) {
                 checkout.lend(handle);
             }
-            send_transaction(cx, handle, link, class)
+            send_transaction(cx, handle, link, class, false)
         }
         Ok(Acquired::Refused(text)) => {
             discard(&mut cx.down, handle);
@@ -376,8 +376,8 @@ fn exec_alone(cx: &mut Context, handle: Handle, node: NodeId, lane: Lane, class:
     }
 }
 
-/// Puts MULTI, the queued commands, and EXEC on a connection.
-fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class: u8) -> Flow {
+/// Puts MULTI, the queued commands, and EXEC on a connection. `is_watched`: it has the client's watch.
+fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class: u8, is_watched: bool) -> Flow {
     let refusal = cx.up.get(link_handle).and_then(|l| l.no_multi().map(|why| (why.to_owned(), l.node())));
     if let Some((why, node)) = refusal {
         discard(&mut cx.down, handle);
@@ -386,13 +386,7 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     }
     let scripts =
         cx.down.get(handle).and_then(|c| c.state::<Session>()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
-    for sha in scripts {
-        // In a transaction, NOSCRIPT comes too late to be healed.
-        let body = lock(&cx.turn.shared().scripts).text(&sha);
-        if let Some(body) = body {
-            cx.up.push_own(&cx.turn, link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
-        }
-    }
+    load_scripts(cx, link_handle, &scripts);
     let epoch = cx.turn.routing().topology.epoch() as u32;
     let sent_us = cx.turn.now_us() as u32;
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
@@ -407,9 +401,14 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
     let keepers = cx.turn.data_nodes().all();
     client.state_or_default::<Session>().select =
         multi.selects.iter().copied().rfind(|database| cx.turn.shared().has_database(&keepers, *database));
-    let under_way = UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
+    let resend = multi.slot.filter(|_| cx.turn.routing().topology.is_of_cluster()).map(|slot| {
+        let (queue, commands) = (multi.queue.clone(), multi.commands.clone());
+        Box::new(Resend { queue, commands, scripts, slot, slow: multi.slow, is_watched })
+    });
+    let under_way =
+        UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own), resend };
     let has_own = !under_way.own.is_empty();
-    if has_own || !under_way.published.is_empty() {
+    if has_own || !under_way.published.is_empty() || under_way.resend.is_some() {
         client.state_or_default::<Session>().under_way.push_back((seq, under_way));
     }
     client.set_in_multi(false);
@@ -440,18 +439,8 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
         cacheable: cx.turn.cacheable(),
     };
     link.touch_as(no_touch, queued);
-    link.push(Request::of_ours(MULTI, database, queued));
-    let mut at = 0;
-    for (number, (len, class)) in multi.commands.iter().enumerate() {
-        let bytes = &multi.queue[at..at + *len as usize];
-        let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
-        let request =
-            cx.hooks.pass_queued(&cx.turn, keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
-        cx.up.push(link_handle, request);
-        at += *len as usize;
-    }
-    let exec = cx.hooks.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
-    cx.up.push(link_handle, exec);
+    let exec = Pending { who: handle, seq, purpose: Purpose::Exec, ..queued };
+    push_commands(cx, link_handle, database, exec, &multi.queue, &multi.commands);
     if has_own {
         // Later commands depend on their changes.
         cx.down.stall(&cx.turn, handle, Stall::Barrier);
@@ -466,6 +455,55 @@ fn send_transaction(cx: &mut Context, handle: Handle, link_handle: Handle, class
         client.state_or_default::<Session>().multi = multi;
     }
     Flow::Next
+}
+
+/// Loads scripts before a transaction, where NOSCRIPT would come too late to be healed.
+fn load_scripts(cx: &mut Context, link: Handle, scripts: &[[u8; 40]]) {
+    for sha in scripts {
+        let body = lock(&cx.turn.shared().scripts).text(sha);
+        if let Some(body) = body {
+            cx.up.push_own(&cx.turn, link, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
+        }
+    }
+}
+
+/// Puts MULTI, commands and EXEC on a connection. `exec`: the entry of EXEC.
+fn push_commands(cx: &mut Context, link: Handle, database: u32, exec: Pending, queue: &[u8], commands: &[(u32, u8)]) {
+    let Some(node) = cx.up.get(link).map(Link::node) else { return };
+    let queued = Pending { who: Handle::NONE, seq: 0, purpose: Purpose::Queued, ..exec };
+    cx.up.push(link, Request::of_ours(MULTI, database, queued));
+    let mut at = 0;
+    for (number, (len, class)) in commands.iter().enumerate() {
+        let bytes = &queue[at..at + *len as usize];
+        let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
+        let pending = Pending { seq: number as u32 + 1, class: *class, ..queued };
+        let request = cx.hooks.pass_queued(&cx.turn, keyed, bytes, pending);
+        cx.up.push(link, request);
+        at += *len as usize;
+    }
+    let exec = cx.hooks.pass_exec(database, exec);
+    cx.up.push(link, exec);
+}
+
+/// Sends a transaction of a client again, after a redirect. `asks`: after `ASKING`. This state of the connection lasts
+/// until the end of the transaction.
+pub(super) fn push_again(
+    cx: &mut Context,
+    link: Handle,
+    database: u32,
+    exec: Pending,
+    transaction: Box<Resend>,
+    asks: bool,
+) {
+    load_scripts(cx, link, &transaction.scripts);
+    if asks {
+        cx.up.push_own(&cx.turn, link, &[b"ASKING"], Purpose::Discarded, 0);
+    }
+    let exec = Pending { purpose: Purpose::Exec, ..exec };
+    push_commands(cx, link, database, exec, &transaction.queue, &transaction.commands);
+    if let Some(client) = cx.down.get_mut(exec.who) {
+        client.state_or_default::<Session>().note_resend(exec.seq, transaction);
+    }
 }
 
 /// For clients that wait for a connection: takes the connections of clients with a WATCH that have been inactive

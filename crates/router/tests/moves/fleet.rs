@@ -372,6 +372,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         site: "fleet".to_owned(),
         processes: BTreeMap::new(),
         held_reason: None,
+        cluster_map: None,
         ports: Ports::default(),
         ownership: None,
         servers: BTreeMap::new(),

@@ -59,6 +59,11 @@ fn the_guide_from_twemproxy_works() {
 }
 
 #[test]
+fn the_guide_to_clusters_works() {
+    follow("clusters.md");
+}
+
+#[test]
 fn the_guide_to_tls_works() {
     follow("tls.md");
 }

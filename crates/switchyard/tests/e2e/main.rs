@@ -9,6 +9,7 @@ mod autoscale_guards;
 mod blocking;
 mod clients;
 mod cluster;
+mod cluster_storage;
 mod colocate;
 mod cross_slot;
 mod data_loss;

@@ -109,6 +109,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("migration", &["topology", "injected"]),
     ("autoscale", &["topology"]),
     ("balance", &["topology"]),
+    ("cluster", &["topology"]),
     ("colocate", &["topology"]),
     ("eject", &["migration", "topology"]),
     ("ownership", &["hot_copies"]),

@@ -300,6 +300,11 @@ impl Replies {
         self.lane = lane;
     }
 
+    /// Whether the commands in flight are on connections shared by clients.
+    pub(in crate::worker) fn is_on_shared_lane(&self) -> bool {
+        matches!(self.lane, Lane::Main | Lane::Slow | Lane::Replica)
+    }
+
     /// Whether commands are in flight on `lane`.
     pub(in crate::worker) fn are_under_way_on(&self, lane: Lane) -> bool {
         self.lane == lane && self.in_flight() > 0

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use switchyard_policy::cluster::Redirect;
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
 use super::session::{Session, UnderWay};
@@ -76,7 +78,7 @@ impl Worker {
                 client.state_or_default::<Session>().watch = None;
             }
             self.cx.up.get_mut(link).and_then(Link::checkout_mut).into_iter().for_each(Checkout::end_task);
-            return send_transaction(&mut self.cx, handle, link, class);
+            return send_transaction(&mut self.cx, handle, link, class, true);
         }
         if multi.commands.is_empty() {
             let own = self
@@ -136,7 +138,7 @@ impl Worker {
         if let Some(client) = self.cx.down.get_mut(handle) {
             client.may_take(lane);
         }
-        send_transaction(&mut self.cx, handle, link_handle, class)
+        send_transaction(&mut self.cx, handle, link_handle, class, false)
     }
 
     /// Handles the node's answer to EXEC.
@@ -144,6 +146,13 @@ impl Worker {
         let Some(link) = self.cx.up.get_mut(link) else { return };
         let (refused, no_multi, node) = (link.take_refusal(), link.no_multi().map(str::to_owned), link.node());
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
+        let is_refused = answer.starts_with(b"-EXECABORT");
+        if !executed && self.cx.turn.routing().topology.is_of_cluster() {
+            let reason = if is_refused { refused.as_deref() } else { reply::text(answer) };
+            if reason.is_some_and(|reason| self.send_again(node, pending, reason)) {
+                return;
+            }
+        }
         if executed {
             reply::elements(answer)
                 .filter(|element| reply::is_error(element))
@@ -152,9 +161,10 @@ impl Worker {
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.cx.down.get_mut(pending.who) {
             after_exec(client, executed);
+            let first = client.replies().first();
             let under_way =
-                client.state_mut::<Session>().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
-            if let Some(UnderWay { published, own: others }) = under_way {
+                client.state_mut::<Session>().and_then(|s| s.take_under_way(pending.seq, first)).filter(|_| executed);
+            if let Some(UnderWay { published, own: others, .. }) = under_way {
                 if !published.is_empty() {
                     text = with_counts(&self.cx.turn, node, &published, answer);
                 }
@@ -169,7 +179,7 @@ impl Worker {
                     "ERR the node refused MULTI ({why}): the commands were executed one by one. Allow MULTI to Switchyard's user there"
                 ),
             ),
-            (Some(why), _) if answer.starts_with(b"-EXECABORT") => {
+            (Some(why), _) if is_refused => {
                 encode::line(&mut text, b'-', &[b"EXECABORT Transaction discarded because of: ", &why[..]].concat());
             }
             _ => {}
@@ -182,5 +192,24 @@ impl Worker {
         }
         let whole = self.with_own_answers(pending.who, own, shown);
         self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, &whole);
+    }
+
+    /// Sends a transaction again that a member of a cluster has refused for this reason. Returns false if it is no
+    /// redirect. A transaction after WATCH is not executed: the watched keys have moved.
+    fn send_again(&mut self, from: NodeId, pending: Pending, reason: &[u8]) -> bool {
+        if Redirect::of(reason).is_none() {
+            return false;
+        }
+        let Some(client) = self.cx.down.get_mut(pending.who) else { return false };
+        let resp3 = client.resp3();
+        let Some(session) = client.state_mut::<Session>() else { return false };
+        let Some(transaction) = session.take_resend(pending.seq) else { return false };
+        if transaction.is_watched {
+            after_exec(client, false);
+            let nothing: &[u8] = if resp3 { b"_\r\n" } else { b"*-1\r\n" };
+            self.cx.down.deliver(&self.cx.turn, pending.who, pending.seq, nothing);
+            return true;
+        }
+        self.redirects.follow_transaction(&mut self.cx, from, reason, pending, transaction)
     }
 }

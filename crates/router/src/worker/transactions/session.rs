@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use switchyard_policy::topology::{NodeId, Slot};
 
+use crate::lane::Lane;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 use crate::worker::multi_local::state::LocalInMulti;
@@ -114,11 +115,39 @@ impl Session {
     }
 }
 
-/// Additions to the node's answer to EXEC.
+/// A transaction in flight: additions to the node's answer to EXEC, and its commands if it may be redirected.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
     pub(super) published: Vec<Published>,
     pub(super) own: LocalInMulti,
+    /// With members of a cluster.
+    pub(super) resend: Option<Box<Resend>>,
+}
+
+/// Commands of a transaction in flight, to send it again after a redirect.
+#[derive(Debug)]
+pub(in crate::worker) struct Resend {
+    pub(super) queue: Vec<u8>,
+    /// Length and class of each.
+    pub(super) commands: Vec<(u32, u8)>,
+    /// Scripts called by their SHA-1.
+    pub(super) scripts: Vec<[u8; 40]>,
+    pub(super) slot: Slot,
+    pub(super) slow: bool,
+    /// After WATCH, a transaction is not sent again, because the watch has ended.
+    pub(super) is_watched: bool,
+}
+
+impl Resend {
+    /// Lane of its connection.
+    pub(in crate::worker) fn lane(&self) -> Lane {
+        if self.slow { Lane::Slow } else { Lane::Main }
+    }
+
+    /// Slot of its keys.
+    pub(in crate::worker) fn slot(&self) -> Slot {
+        self.slot
+    }
 }
 
 impl Session {
@@ -132,11 +161,24 @@ impl Session {
         self.under_way.iter().any(|(seq, under_way)| *seq == exec && !under_way.own.is_empty())
     }
 
-    /// Returns the additions to the answer of the transaction whose EXEC has this number. Earlier ones will not be
-    /// answered any more.
-    pub(super) fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
+    /// Returns the transaction in flight whose EXEC has this number. Those before `first` have been answered. With
+    /// redirects, a later transaction may be answered before an earlier one.
+    pub(super) fn take_under_way(&mut self, seq: u32, first: u32) -> Option<UnderWay> {
+        self.under_way.retain(|(exec, _)| exec.wrapping_sub(first) as i32 >= 0);
         let place = self.under_way.iter().position(|(exec, _)| *exec == seq)?;
-        self.under_way.drain(..=place).next_back().map(|(_, under_way)| under_way)
+        self.under_way.remove(place).map(|(_, under_way)| under_way)
+    }
+
+    /// Takes the commands of a transaction in flight, to send it again.
+    pub(super) fn take_resend(&mut self, seq: u32) -> Option<Box<Resend>> {
+        self.under_way.iter_mut().find(|(exec, _)| *exec == seq)?.1.resend.take()
+    }
+
+    /// Keeps the commands of a transaction that is sent again.
+    pub(super) fn note_resend(&mut self, seq: u32, transaction: Box<Resend>) {
+        if let Some((_, under_way)) = self.under_way.iter_mut().find(|(exec, _)| *exec == seq) {
+            under_way.resend = Some(transaction);
+        }
     }
 }
 

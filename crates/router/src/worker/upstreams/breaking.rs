@@ -20,6 +20,9 @@ impl Upstreams {
     /// (see [`crate::worker::zombies`]).
     pub(super) fn fail_all(&mut self, turn: &Turn, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.get_mut(handle) else { return };
+        let is_repeatable =
+            turn.routing().topology.is_of_cluster() && matches!(link.lane, Lane::Main | Lane::Slow | Lane::Replica);
+        let requests = if is_repeatable { link.requests.of_clients() } else { Vec::new() };
         let ended: Vec<FinishedRequest> = link.lose(in_flight).collect();
         link.requests.restart(turn.routing().live.database);
         link.incoming.restart();
@@ -30,7 +33,7 @@ impl Upstreams {
         let origin = Origin { link: handle, node: link.node, lane: Some(link.lane), is_up: false };
         let waiters = std::mem::take(&mut link.waiters);
         if !ended.is_empty() {
-            self.emit(Event::Failed { origin, ended, in_flight, text: Some(error.to_owned()) });
+            self.emit(Event::Failed { origin, ended, in_flight, text: Some(error.to_owned()), requests });
         }
         for client in waiters {
             self.emit(Event::Room { client });
@@ -116,7 +119,7 @@ impl Upstreams {
         let ended: Vec<FinishedRequest> = link.lose(link.may_be_executed()).collect();
         if !ended.is_empty() {
             let origin = Origin { link: handle, node: link.node, lane: Some(link.lane), is_up: false };
-            self.emit(Event::Failed { origin, ended, in_flight: 0, text: None });
+            self.emit(Event::Failed { origin, ended, in_flight: 0, text: None, requests: Vec::new() });
         }
         if link.lane == Lane::Fills {
             self.emit(Event::FillsLost { node: link.node });

@@ -84,6 +84,8 @@ pub(super) enum NodeHandshake {
     Replication,
     Loading(Vec<u8>),
     ClientId,
+    /// Id of a member of a cluster.
+    Member,
     Persistence,
     Save,
     Keyspace,
@@ -292,7 +294,9 @@ impl Handshake<'_> {
             let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
             return self.send_queries(kills.into_iter().chain([last]).collect());
         }
-        let asks = run_id_of(info).is_some_and(|run_id| turn.shared().fences.is_query_useful(node, &run_id));
+        // In front of a cluster, each run has another site, and relies on no earlier one.
+        let asks = !turn.routing().topology.is_of_cluster()
+            && run_id_of(info).is_some_and(|run_id| turn.shared().fences.is_query_useful(node, &run_id));
         let claim = turn
             .shared()
             .ownership
@@ -389,6 +393,9 @@ impl Handshake<'_> {
             ask(link, NodeHandshake::Loading(Vec::new()), &["INFO", "persistence"]);
         }
         ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
+        if turn.routing().topology.is_of_cluster() {
+            ask(link, NodeHandshake::Member, &["CLUSTER", "MYID"]);
+        }
         // After CLIENT SETNAME: a router that takes over kills named connections, and connections named later see its
         // record here.
         if let Some(seat) = turn.shared().ownership.as_ref().filter(|_| link.lane != Lane::Replica) {
@@ -461,6 +468,11 @@ impl Handshake<'_> {
                 self.fail(&format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
                 );
             }
+            // Members of managed clusters may refuse both; nothing in front of a cluster relies on them.
+            (NodeHandshake::ClientId, Some(_)) if turn.routing().topology.is_of_cluster() => {}
+            (NodeHandshake::Info | NodeHandshake::Process, Some(_)) if turn.routing().topology.is_of_cluster() => {
+                self.greet_known(b"");
+            }
             (NodeHandshake::ClientId | NodeHandshake::Info | NodeHandshake::Process, Some(error)) => {
                 self.fail(&format!("it does not identify itself (CLIENT ID, INFO server): {error}"));
             }
@@ -519,6 +531,17 @@ impl Handshake<'_> {
             }
             (NodeHandshake::ClientId, None) => {
                 link.handshake.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
+            }
+            (NodeHandshake::Member, Some(error)) => {
+                debug!(node = %turn.node_name(node), error, "member refuses CLUSTER MYID");
+            }
+            (NodeHandshake::Member, None) => {
+                let expected = turn.shared().cluster.as_ref().and_then(|map| map.member_id(node));
+                if expected.is_some_and(|id| reply::text(answer) != Some(id.as_bytes())) {
+                    // The address was reused.
+                    turn.shared().request_map();
+                    self.fail("another server is at the address of this member of the cluster");
+                }
             }
             (NodeHandshake::Save, Some(_)) => link.handshake.note_save(None),
             // If it refuses, it counts as a process with keys, and with its last known persistence.
@@ -837,7 +860,8 @@ impl Handshake<'_> {
         if !ended.is_empty() {
             let origin = Origin { link: handle, node, lane: Some(link.lane), is_up: true };
             let text = no_multi_text(turn, node, &why);
-            self.up.emit(Event::Failed { origin, ended, in_flight: 0, text: Some(text) });
+            let (text, requests) = (Some(text), Vec::new());
+            self.up.emit(Event::Failed { origin, ended, in_flight: 0, text, requests });
         }
     }
 }

@@ -65,12 +65,14 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub(super) enum Event {
     /// Requests that get no reply, because their connection was lost. The node may execute the first `in_flight`.
-    /// `text`: error for their clients; `None`: they get none.
+    /// `text`: error for their clients; `None`: they get none. `requests`: with members of a cluster, the bytes of
+    /// requests that may be sent to another member.
     Failed {
         origin: Origin,
         ended: Vec<FinishedRequest>,
         in_flight: usize,
         text: Option<String>,
+        requests: Vec<Option<Box<[u8]>>>,
     },
     /// Requests without a reply in time. They stay pending.
     Late {
@@ -280,7 +282,8 @@ impl Upstreams {
                 let origin = Origin { link: Handle::NONE, node: NodeId(0), lane: None, is_up: false };
                 let ended = FinishedRequest::new(request.into_parts().2, Outcome::Never, false);
                 let text = "NODELOST the connection was lost before the command was sent".to_owned();
-                self.emit(Event::Failed { origin, ended: vec![ended], in_flight: 0, text: Some(text) });
+                let (ended, text, requests) = (vec![ended], Some(text), Vec::new());
+                self.emit(Event::Failed { origin, ended, in_flight: 0, text, requests });
             }
         }
         self.mark(handle);

@@ -262,6 +262,18 @@ impl Requests {
         Some(FinishedRequest::new(pending, Outcome::Certain, is_expired))
     }
 
+    /// Returns the bytes of each pending command of a client, outside of transactions; `None` for the others.
+    pub(super) fn of_clients(&self) -> Vec<Option<Box<[u8]>>> {
+        let mut at = self.acked;
+        let bytes = |pending: &Pending| {
+            let from = at;
+            at += pending.len as usize;
+            let is_plain = matches!(pending.purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Gather);
+            self.out.get(from..at).filter(|bytes| is_plain && *bytes != EXEC).map(Box::from)
+        };
+        self.pending.iter().map(bytes).collect()
+    }
+
     /// Removes all commands of a broken connection, and returns them. The node may execute the first `in_flight` of
     /// them.
     pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {

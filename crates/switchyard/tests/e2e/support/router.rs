@@ -26,6 +26,8 @@ pub(crate) struct RouterOptions {
     /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails
     /// at once.
     pub(crate) waits_for_nodes: bool,
+    /// The nodes are members of a cluster.
+    pub(crate) is_cluster: bool,
     /// Wait only until the router answers PING, not until every node replies.
     pub(crate) nodes_may_be_down: bool,
     /// Password for clients.
@@ -44,6 +46,7 @@ impl Default for RouterOptions {
             open_files: None,
             accepted_host_names: None,
             waits_for_nodes: false,
+            is_cluster: false,
             nodes_may_be_down: false,
             password: None,
             user: None,
@@ -217,17 +220,21 @@ fn launch_with_state(
     };
     command.arg("serve").args(["--listen", &listen.to_string()]);
     for node in nodes {
-        command.args(["--node", &node.to_string()]);
+        command.args([if options.is_cluster { "--storage-cluster" } else { "--node" }, &node.to_string()]);
     }
     command.args(["--workers", &options.workers.to_string(), "--admin", &admin.to_string()]);
-    command.arg("--state-dir").arg(state_dir);
+    if options.is_cluster {
+        command.env("RUNTIME_DIRECTORY", dir);
+    } else {
+        command.arg("--state-dir").arg(state_dir);
+    }
     if !options.config.is_empty() {
         let file = dir.join("switchyard.toml");
         std::fs::write(&file, &options.config).expect("configuration file");
         command.arg("--config").arg(file);
     }
     command.args(&options.args);
-    if !options.waits_for_nodes {
+    if !options.waits_for_nodes && !options.is_cluster {
         command.args(["--set", "nodes.wait-max=0s"]);
     }
     // Runs the whole suite with other settings, such as hot-copies.admission=all.

@@ -1,0 +1,166 @@
+//! Reads the map of a cluster from its members: `CLUSTER SLOTS`, which every version and every managed service has.
+//!
+//! `CLUSTER SHARDS` would show more, but services have placed wrong addresses there, and old servers lack it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use switchyard_policy::cluster::{Member, Shard};
+use switchyard_router::NodeAccess;
+
+use crate::nodes::{Answer, Endpoint, NodeConnection};
+
+/// Returns the access to a server at an address, as configured for all members.
+pub type AccessOf = dyn Fn(&Endpoint) -> NodeAccess + Send + Sync;
+
+/// Owners of the slots, as reported by one member, and access to them.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Owners of the slots.
+    pub shards: Vec<Shard>,
+    /// Access to each owner.
+    pub access: BTreeMap<Member, NodeAccess>,
+}
+
+/// Reads the map of a cluster.
+pub struct ClusterReader {
+    /// Configured members. Any member shows the others.
+    seeds: Vec<Endpoint>,
+    /// Addresses to use in place of reported addresses (NAT, tunnels).
+    addresses: BTreeMap<Endpoint, Endpoint>,
+    access: Box<AccessOf>,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for ClusterReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterReader").field("seeds", &self.seeds).field("addresses", &self.addresses).finish()
+    }
+}
+
+impl ClusterReader {
+    /// Creates a reader. `timeout`: for connecting to a member, and for each of its replies.
+    pub fn new(
+        seeds: Vec<Endpoint>,
+        addresses: BTreeMap<Endpoint, Endpoint>,
+        access: Box<AccessOf>,
+        timeout: Duration,
+    ) -> Self {
+        Self { seeds, addresses, access, timeout }
+    }
+
+    /// Returns the first usable report of a member: of the configured ones, and then of the known ones. `turn` selects
+    /// the first member to try, so that a member that is cut off from the others is not always preferred.
+    ///
+    /// # Errors
+    /// The reason of each member, if there is none.
+    pub fn read(&self, known: &[Member], turn: usize) -> Result<Report, String> {
+        let mut places = self.seeds.clone();
+        for member in known {
+            let place = self.mapped(&member.host, member.port);
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        let count = places.len();
+        places.rotate_left(turn % count.max(1));
+        let mut reasons = Vec::new();
+        for place in places {
+            match self.read_from(&place) {
+                Ok(report) => return Ok(report),
+                Err(why) => reasons.push(format!("{place} {why}")),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    fn read_from(&self, place: &Endpoint) -> Result<Report, String> {
+        let mut connection = NodeConnection::open(&self.resolved(place), self.timeout)?;
+        let answer = connection.call(&["CLUSTER", "SLOTS"]).map_err(|error| format!("does not answer: {error}"))?;
+        if let Some(error) = answer.error() {
+            return Err(match error.contains("cluster support disabled") {
+                true => "is not a member of a cluster: name standalone servers with --node".to_owned(),
+                false => format!("refuses CLUSTER SLOTS: {error}"),
+            });
+        }
+        let shards = shards(&answer, place)?;
+        let access = shards.iter().map(|shard| (shard.primary.clone(), self.access_of(&shard.primary)));
+        Ok(Report { access: access.collect(), shards })
+    }
+
+    /// Access to a member.
+    pub(super) fn access_of(&self, member: &Member) -> NodeAccess {
+        NodeAccess { name: member.name(), ..self.resolved(&self.mapped(&member.host, member.port)) }
+    }
+
+    /// Returns the address to use in place of a reported one.
+    fn mapped(&self, host: &str, port: u16) -> Endpoint {
+        let reported = Endpoint::new(&host.to_ascii_lowercase(), port);
+        self.addresses.get(&reported).cloned().unwrap_or(reported)
+    }
+
+    fn resolved(&self, place: &Endpoint) -> NodeAccess {
+        let access = (self.access)(place);
+        match place.resolve() {
+            Ok(address) => NodeAccess { address: Some(address), unresolved: None, ..access },
+            Err(why) => NodeAccess { address: None, unresolved: Some(why), ..access },
+        }
+    }
+}
+
+/// Parses a reply to `CLUSTER SLOTS` of the member at `place`, which stands for hosts that the member does not know.
+fn shards(answer: &Answer, place: &Endpoint) -> Result<Vec<Shard>, String> {
+    let senseless = || "sends a reply to CLUSTER SLOTS in an unknown form".to_owned();
+    let mut shards = Vec::new();
+    for range in answer.items() {
+        let parts = range.items();
+        let number =
+            |at: usize| parts.get(at).and_then(|part: &Answer| part.number()).and_then(|n| u16::try_from(n).ok());
+        let primary = parts.get(2).map(Answer::items).unwrap_or_default();
+        let host = primary.first().map(Answer::text).unwrap_or_default();
+        let host = if host.is_empty() || host == "?" { place.host().to_owned() } else { host };
+        let port = primary.get(1).and_then(Answer::number).and_then(|port| u16::try_from(port).ok());
+        let port = port.map(|port| if port == 0 { place.parts().1 } else { port });
+        // Before Redis 4 there are no ids.
+        let id = primary.get(2).map(Answer::text).filter(|id| !id.is_empty());
+        let (Some(first), Some(last), Some(port)) = (number(0), number(1), port) else { return Err(senseless()) };
+        let id = id.unwrap_or_else(|| format!("{host}:{port}"));
+        shards.push(Shard { slots: first..=last, primary: Member { id, host, port } });
+    }
+    if shards.is_empty() { Err("knows no owner of any slot".to_owned()) } else { Ok(shards) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(reply: &str) -> Result<Vec<Shard>, String> {
+        let place = Endpoint::new("seed", 7000);
+        shards(&Answer(reply.replace(' ', "\r\n").into_bytes()), &place)
+    }
+
+    #[test]
+    fn owners_are_read_from_replies_of_all_versions() {
+        let member = |id: &str, host: &str, port| Member { id: id.to_owned(), host: host.to_owned(), port };
+        // With a replica and metadata, as Redis 7 sends it.
+        let first = "*4 :0 :100 *4 $8 10.0.0.1 :7001 $2 aa *2 $2 ip $4 none *4 $8 10.0.0.2 :7002 $2 bb *0 ";
+        // An unknown host, and an empty one.
+        let others = "*3 :101 :200 *3 $-1 :7003 $2 cc *3 :201 :16383 *3 $1 ? :0 $2 dd ";
+        let read = parsed(&format!("*3 {first}{others}")).expect("owners");
+        assert_eq!(
+            read,
+            [
+                Shard { slots: 0..=100, primary: member("aa", "10.0.0.1", 7001) },
+                Shard { slots: 101..=200, primary: member("cc", "seed", 7003) },
+                Shard { slots: 201..=16383, primary: member("dd", "seed", 7000) },
+            ]
+        );
+    }
+
+    #[test]
+    fn replies_without_owners_are_refused() {
+        for reply in ["*0 ", "+OK ", "*1 *2 :0 :1 ", "*1 *3 :0 :99999 *3 $1 a :1 $1 b ", "*1 *3 :0 :1 *1 $1 a "] {
+            assert!(parsed(reply).is_err(), "{reply}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A cluster as storage: the view of the cluster that all workers share, and requests to refresh it.
+//!
+//! Workers change the view by a member's redirect, for one slot at once; its keeper, outside of this crate, replaces it
+//! by reports of members. Both publish a snapshot only if an owner has changed. A worker takes the lock only for
+//! redirects and handshakes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::cluster::{Member, Place, Shard, View, ViewError};
+use switchyard_policy::topology::{NodeId, Slot, Topology};
+
+use crate::lock::lock;
+use crate::settings::NodeAccess;
+use crate::shared::{RoutingSnapshot, Shared};
+
+/// View of a cluster, shared by its keeper and the workers.
+#[derive(Debug)]
+pub struct ClusterMap {
+    view: Mutex<View>,
+    started: Instant,
+    is_requested: Mutex<bool>,
+    requested: Condvar,
+}
+
+impl ClusterMap {
+    /// Begins with a first report of a member.
+    ///
+    /// # Errors
+    /// If the report is not usable.
+    pub fn new(shards: &[Shard]) -> Result<Arc<Self>, ViewError> {
+        Ok(Arc::new(Self {
+            view: Mutex::new(View::new(shards, 0)?),
+            started: Instant::now(),
+            is_requested: Mutex::default(),
+            requested: Condvar::new(),
+        }))
+    }
+
+    /// Owners of the slots.
+    pub fn topology(&self) -> Arc<Topology> {
+        lock(&self.view).topology().clone()
+    }
+
+    /// Members by number.
+    pub fn members(&self) -> Vec<(NodeId, Member)> {
+        lock(&self.view).members().map(|(node, member)| (node, member.clone())).collect()
+    }
+
+    /// Waits until a worker requests a refresh of the map. Returns false after `timeout`.
+    pub fn wait_for_request(&self, timeout: Duration) -> bool {
+        let requested = lock(&self.is_requested);
+        let waited = self.requested.wait_timeout_while(requested, timeout, |is_requested| !*is_requested);
+        let (mut is_requested, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut is_requested)
+    }
+
+    /// Requests a refresh of the map.
+    pub fn request(&self) {
+        *lock(&self.is_requested) = true;
+        self.requested.notify_one();
+    }
+
+    /// Id of a member in the cluster.
+    pub(crate) fn member_id(&self, node: NodeId) -> Option<String> {
+        lock(&self.view).member(node).map(|member| member.id.clone())
+    }
+}
+
+impl Shared {
+    /// Adopts a report. `access`: access to every reported primary.
+    pub(crate) fn adopt_shards(
+        &self,
+        shards: &[Shard],
+        access: &BTreeMap<Member, NodeAccess>,
+    ) -> Result<bool, ViewError> {
+        let Some(map) = &self.cluster else { return Ok(false) };
+        let mut view = lock(&map.view);
+        let now_ms = map.started.elapsed().as_millis() as u64;
+        let is_changed = view.adopt(shards, now_ms)?;
+        let of = |node: NodeId, member: &Member, routing: &RoutingSnapshot| {
+            access.get(member).or_else(|| routing.live.nodes.get(&node)).cloned()
+        };
+        // Addresses of names may have changed although no owner has.
+        let nodes = |routing: &RoutingSnapshot| -> BTreeMap<NodeId, NodeAccess> {
+            view.members().filter_map(|(node, member)| Some((node, of(node, member, routing)?))).collect()
+        };
+        if !is_changed && nodes(&self.routing()) == self.routing().live.nodes {
+            return Ok(false);
+        }
+        // Under the lock, so that publications are in the order of epochs.
+        self.change_routing(|routing| {
+            let mut live = (*routing.live).clone();
+            live.nodes = nodes(routing);
+            RoutingSnapshot { topology: view.topology().clone(), live: Arc::new(live), ..routing.clone() }
+        });
+        Ok(true)
+    }
+
+    /// Adopts the owner of a slot from a redirect of the member `from`. `None`: the owner is unknown until the map is
+    /// refreshed.
+    pub(crate) fn moved(&self, slot: Slot, to: Place<'_>, from: NodeId) -> Option<NodeId> {
+        let map = self.cluster.as_ref()?;
+        let mut view = lock(&map.view);
+        let owner = view.find(to, from);
+        let is_changed = owner.is_some_and(|owner| view.moved(slot, owner));
+        if is_changed {
+            self.change_routing(|routing| RoutingSnapshot { topology: view.topology().clone(), ..routing.clone() });
+        }
+        drop(view);
+        if is_changed || owner.is_none() {
+            map.request();
+        }
+        owner
+    }
+
+    /// Requests a refresh of the map.
+    pub(crate) fn request_map(&self) {
+        if let Some(map) = &self.cluster {
+            map.request();
+        }
+    }
+
+    /// Finds the member at the address in a redirect of the member `from`. `None`: it is unknown until the map is
+    /// refreshed.
+    pub(crate) fn member_at(&self, to: Place<'_>, from: NodeId) -> Option<NodeId> {
+        let map = self.cluster.as_ref()?;
+        let node = lock(&map.view).find(to, from);
+        if node.is_none() {
+            map.request();
+        }
+        node
+    }
+}

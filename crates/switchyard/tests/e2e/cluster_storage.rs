@@ -1,0 +1,341 @@
+//! A cluster as storage: redirects, transactions and scripts in front of members, also while slots migrate.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::Signal;
+
+use crate::movectl_history::Recording;
+use crate::support::slots::slot;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports, until};
+
+/// Members of a cluster, each with an equal share of the slots.
+struct Members {
+    nodes: Vec<Node>,
+    ids: Vec<String>,
+}
+
+impl Members {
+    fn start(count: usize) -> Members {
+        let start = || {
+            let bus = ports::free().to_string();
+            let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
+            (Node::start(&NodeOptions::args(&args)), bus)
+        };
+        let started: Vec<(Node, String)> = std::thread::scope(|scope| {
+            let starts: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
+            starts.into_iter().map(|start| start.join().expect("a member")).collect()
+        });
+        let (first, bus) = (started[0].0.address(), started[0].1.clone());
+        for (number, (node, _)) in started.iter().enumerate() {
+            let (from, to) = (number * 16384 / count, (number + 1) * 16384 / count - 1);
+            node.cmd(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            assert_eq!(node.cmd(&format!("CLUSTER ADDSLOTSRANGE {from} {to}")), ok());
+            assert_eq!(node.cmd(&format!("CLUSTER MEET {} {} {bus}", first.ip(), first.port())), ok());
+        }
+        let nodes: Vec<Node> = started.into_iter().map(|(node, _)| node).collect();
+        let ids = nodes.iter().map(|node| node.cmd("CLUSTER MYID").text()).collect();
+        let known = format!("cluster_known_nodes:{count}\r");
+        until("the members have met", || {
+            nodes.iter().all(|node| {
+                let info = node.cmd("CLUSTER INFO").text();
+                info.contains("cluster_state:ok") && info.contains(&known)
+            })
+        });
+        Members { nodes, ids }
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(Node::address).collect()
+    }
+
+    fn router(&self, config: &str) -> Router {
+        let options = RouterOptions { is_cluster: true, ..RouterOptions::config(config) };
+        Router::start(&self.addresses()[..1], &options)
+    }
+
+    /// Waits until all members know the same configuration epochs. Two members that take slots with one epoch would
+    /// dispute them, and delete keys.
+    fn settle(&self) {
+        let epochs = |node: &Node| {
+            let text = node.cmd("CLUSTER NODES").text();
+            let mut epochs: Vec<(String, String)> = text
+                .lines()
+                .map(|line| {
+                    let fields: Vec<&str> = line.split(' ').collect();
+                    (fields[0].to_owned(), fields[6].to_owned())
+                })
+                .collect();
+            epochs.sort();
+            epochs
+        };
+        until("the members know the same epochs", || {
+            let all: Vec<_> = self.nodes.iter().map(epochs).collect();
+            all.iter().all(|known| *known == all[0])
+        });
+    }
+
+    /// Number of the member that owns the slot of a key, once all members agree.
+    fn owner(&self, key: &str) -> usize {
+        let slot = i64::from(slot(key.as_bytes()));
+        let owner_by = |node: &Node| {
+            let shown = node.cmd("CLUSTER SLOTS");
+            let range = shown.items().iter().find(|range| {
+                let range = range.items();
+                (range[0].int()..=range[1].int()).contains(&slot)
+            })?;
+            let id = range.items()[2].items()[2].text();
+            self.ids.iter().position(|known| *known == id)
+        };
+        until("the members agree on the owner", || {
+            let owners: Vec<Option<usize>> = self.nodes.iter().map(owner_by).collect();
+            owners[0].filter(|_| owners.iter().all(|owner| *owner == owners[0]))
+        })
+    }
+
+    /// Begins to migrate the slot of a key.
+    fn open(&self, key: &str, from: usize, to: usize) {
+        let slot = slot(key.as_bytes());
+        assert_eq!(self.nodes[to].cmd(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", self.ids[from])), ok());
+        assert_eq!(self.nodes[from].cmd(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", self.ids[to])), ok());
+    }
+
+    /// Migrates some keys of a slot.
+    fn migrate(&self, from: usize, to: usize, keys: &[String]) {
+        let address = self.nodes[to].address();
+        let mut words: Vec<String> =
+            ["MIGRATE", &address.ip().to_string(), &address.port().to_string(), "", "0", "5000", "KEYS"]
+                .map(str::to_owned)
+                .to_vec();
+        words.extend(keys.iter().cloned());
+        let mut client = self.nodes[from].client();
+        client.send(&words);
+        client.reply();
+    }
+
+    /// Migrates the remaining keys, and gives the slot to the target.
+    fn close(&self, key: &str, from: usize, to: usize) {
+        let slot = slot(key.as_bytes());
+        loop {
+            let left = self.nodes[from].cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 10"));
+            let keys: Vec<String> = left.items().iter().map(Value::text).collect();
+            if keys.is_empty() {
+                break;
+            }
+            self.migrate(from, to, &keys);
+        }
+        let others = (0..self.nodes.len()).filter(|number| ![from, to].contains(number));
+        for number in [to, from].into_iter().chain(others) {
+            self.nodes[number].cmd(&format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]));
+        }
+    }
+
+    /// Moves the slot of a key to another member.
+    fn reshard(&self, key: &str) {
+        self.settle();
+        let from = self.owner(key);
+        let to = (from + 1) % self.nodes.len();
+        self.open(key, from, to);
+        self.close(key, from, to);
+    }
+}
+
+#[test]
+fn commands_of_every_kind_work_in_front_of_a_cluster() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    let router = members.router("");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("MSET a 1 b 2 c 3 {a}x 4"), ok());
+    assert_eq!(
+        client.cmd("MGET a b c nothing {a}x"),
+        Value::Array(vec![bulk("1"), bulk("2"), bulk("3"), Value::Nil, bulk("4")])
+    );
+    assert_eq!((client.cmd("EXISTS a b nothing"), client.cmd("DBSIZE")), (int(2), int(4)));
+    // Members would refuse these keys, although one of them may own both slots.
+    let error = client.cmd("RENAME a b");
+    assert!(error.error().is_some_and(|error| error.starts_with("CROSSSLOT")), "{error:?}");
+    assert_eq!(client.cmd("EVAL \"return redis.call('INCRBY', KEYS[1], ARGV[1])\" 1 a 5"), int(6));
+    let sha = client.cmd("SCRIPT LOAD \"return redis.call('GET', KEYS[1])\"").text();
+    for key in ["a", "b", "c"] {
+        assert!(client.cmd(&format!("EVALSHA {sha} 1 {key}")).error().is_none());
+    }
+    assert_eq!(client.cmd("MULTI"), ok());
+    client.cmd("INCR a");
+    client.cmd("GET {a}x");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(7), bulk("4")]));
+    assert_eq!(client.cmd("WATCH a"), ok());
+    client.cmd("MULTI");
+    client.cmd("SET a watched");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok()]));
+    assert_eq!((client.cmd("LPUSH l v"), client.cmd("BLPOP l 1")), (int(1), Value::Array(vec![bulk("l"), bulk("v")])));
+    for (refused, why) in [
+        ("SELECT 1", "serves only database 0 in front of a cluster"),
+        ("SUBSCRIBE c", "SUBSCRIBE is not available in front of a cluster yet"),
+        ("SCAN 0", "SCAN is not available in front of a cluster yet"),
+        ("CLIENT TRACKING ON", "is not available in front of a cluster yet"),
+        ("SWITCHYARD BALANCE", "this router has no moves"),
+    ] {
+        let error = client.cmd(refused);
+        assert!(error.error().is_some_and(|error| error.contains(why)), "{refused}: {error:?}");
+    }
+    assert_eq!((client.cmd("DEL a b c {a}x"), client.cmd("FLUSHALL"), client.cmd("DBSIZE")), (int(4), ok(), int(0)));
+    let (status, body) = crate::support::http::get(router.admin(), "/readyz");
+    assert_eq!(status, 200, "{body}");
+    assert!(router.metrics().contains("switchyard_slots_unserved 0"));
+}
+
+#[test]
+fn a_moved_slot_costs_no_client_an_error() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    let router = members.router("");
+    let mut client = Client::connect(router.address());
+    // Without redirects: the router has an older map.
+    for (number, key) in ["a", "b", "c"].into_iter().enumerate() {
+        client.cmd(&format!("SET {key} {number}"));
+        members.reshard(key);
+        assert_eq!(client.cmd(&format!("GET {key}")), bulk(number.to_string()));
+        assert_eq!(
+            client.cmd(&format!("MGET {{{key}}}x {key}")),
+            Value::Array(vec![Value::Nil, bulk(number.to_string())])
+        );
+    }
+    // The map of all workers has changed: a command goes to the owner at once.
+    let before = members.nodes[members.owner("a")].cmd("INFO errorstats").text();
+    for _ in 0..10 {
+        assert_eq!(Client::connect(router.address()).cmd("GET a"), bulk("0"));
+    }
+    assert_eq!(members.nodes[members.owner("a")].cmd("INFO errorstats").text(), before);
+    // A transaction that was queued before the slot moved.
+    client.cmd("MULTI");
+    client.cmd("SET a queued");
+    client.cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 a");
+    members.reshard("a");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![ok(), bulk("queued")]));
+    // Watched keys that have moved count as changed.
+    client.cmd("WATCH a");
+    client.cmd("MULTI");
+    client.cmd("SET a lost");
+    members.reshard("a");
+    assert_eq!((client.cmd("EXEC"), client.cmd("GET a")), (Value::Nil, bulk("queued")));
+    assert_eq!(client.cmd("EVAL \"return redis.call('APPEND', KEYS[1], '!')\" 1 a"), int(7));
+    members.reshard("a");
+    assert_eq!(client.cmd("EVAL \"return redis.call('APPEND', KEYS[1], '!')\" 1 a"), int(8));
+}
+
+#[test]
+fn commands_for_a_migrating_slot_reach_the_member_with_the_key() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(2);
+    let router = members.router("[storage]\nwait-max = \"500ms\"\n");
+    let mut client = Client::connect(router.address());
+    client.cmd("MSET {k}1 one {k}2 two");
+    let from = members.owner("{k}1");
+    let to = 1 - from;
+    members.open("{k}1", from, to);
+    // ASK: absent at the source.
+    assert_eq!((client.cmd("SET {k}3 three"), client.cmd("GET {k}3")), (ok(), bulk("three")));
+    assert_eq!(members.nodes[from].cmd("GET {k}3").error().map(|error| error.starts_with("ASK")), Some(true));
+    assert_eq!(client.cmd("EVAL \"return redis.call('GET', KEYS[1])\" 1 {k}3"), bulk("three"));
+    client.cmd("MULTI");
+    client.cmd("INCR {k}count");
+    client.cmd("INCR {k}count");
+    assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1), int(2)]));
+    assert_eq!(client.cmd("GET {k}1"), bulk("one"));
+    // TRYAGAIN: each member has one of the keys, for longer than the command may wait.
+    members.migrate(from, to, &["{k}1".to_owned()]);
+    let error = client.cmd("MGET {k}1 {k}2");
+    assert!(
+        error.error().is_some_and(|error| error.starts_with("NODEDOWN") && error.contains("wait-max")),
+        "{error:?}"
+    );
+    // A script may return any error.
+    let error = client.cmd("EVAL \"return redis.error_reply('TRYAGAIN later')\" 1 {k}2");
+    assert_eq!(error.error(), Some("TRYAGAIN later"));
+    let error = client.cmd("EVAL \"return redis.error_reply('MOVED 1 127.0.0.1:1')\" 1 {k}2");
+    assert_eq!(error.error(), Some("MOVED 1 127.0.0.1:1"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Client::connect(router.address()).cmd("MGET {k}1 {k}2"));
+        members.close("{k}1", from, to);
+        assert_eq!(waiting.join().expect("a reply"), Value::Array(vec![bulk("one"), bulk("two")]));
+    });
+}
+
+/// A client's commands for one key are executed in their order, wherever its slot is.
+#[test]
+fn pipelines_keep_their_order_while_slots_migrate() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    let router = members.router("");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|number| {
+                let (address, is_over) = (router.address(), &is_over);
+                scope.spawn(move || {
+                    let (mut client, mut count) = (Client::connect(address), 0);
+                    let key = format!("{{p}}{number}");
+                    while !is_over.load(Ordering::Relaxed) || count < 2000 {
+                        (0..50).for_each(|_| client.post(&format!("INCR {key}")));
+                        for _ in 0..50 {
+                            count += 1;
+                            assert_eq!(client.reply(), int(count), "{key}");
+                        }
+                    }
+                    count
+                })
+            })
+            .collect();
+        (0..20).for_each(|_| members.reshard("p"));
+        is_over.store(true, Ordering::Relaxed);
+        let counts: Vec<i64> = clients.into_iter().map(|client| client.join().expect("in order")).collect();
+        let mut client = Client::connect(router.address());
+        for (number, count) in counts.into_iter().enumerate() {
+            assert_eq!(client.cmd(&format!("GET {{p}}{number}")), bulk(count.to_string()));
+        }
+    });
+}
+
+#[test]
+fn histories_of_two_routers_are_linearizable_while_slots_migrate() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    let routers = [members.router(""), members.router("")];
+    let addresses = routers.each_ref().map(Router::address);
+    let recording = Recording::start(&addresses, |number| format!("{{h{}}}{number}", number % 3));
+    for round in 0..8 {
+        recording.wait_for(100);
+        members.reshard(["h0", "h1", "h2"][round % 3]);
+    }
+    recording.wait_for(100);
+    let (tally, keys) = recording.finish().expect("linearizable");
+    assert!(tally.unknown == 0 && tally.errors.is_empty() && keys.len() > 9, "{tally:?}");
+}
+
+#[test]
+fn a_reload_keeps_the_members() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(2);
+    let router = members.router("[clients]\npipeline-max = 100\n");
+    let mut client = Client::connect(router.address());
+    client.cmd("MSET a 1 b 2");
+    std::fs::write(router.config_file(), "[clients]\npipeline-max = 200\n").expect("a file");
+    router.process().signal(Signal::HUP);
+    until("the configuration is reloaded", || router.process().log().contains("reloaded: 1 applied"));
+    assert_eq!(client.cmd("MGET a b"), Value::Array(vec![bulk("1"), bulk("2")]));
+    members.reshard("a");
+    assert_eq!(client.cmd("MGET a b"), Value::Array(vec![bulk("1"), bulk("2")]));
+}
