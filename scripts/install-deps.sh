@@ -81,6 +81,7 @@ if [ "$task" = test ]; then
     if [ "$(id -u)" -eq 0 ]; then
         need systemctl systemd "boots the copy of the machine on which the package is tried"
         need ip iproute2 "gives that copy a network of its own"
+        has /usr/sbin/haproxy || need haproxy haproxy "balances clients over two routers"
     fi
 fi
 

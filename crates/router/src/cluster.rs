@@ -4,7 +4,7 @@
 //! by reports of members. Both publish a snapshot only if an owner has changed. A worker takes the lock only for
 //! redirects and handshakes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,17 @@ impl ClusterMap {
     /// Members by number.
     pub fn members(&self) -> Vec<(NodeId, Member)> {
         lock(&self.view).members().map(|(node, member)| (node, member.clone())).collect()
+    }
+
+    /// Members whose replicas have replaced them. Such a member may have been suspended, and then report an old map.
+    pub fn replaced(&self) -> Vec<Member> {
+        let view = lock(&self.view);
+        view.replaced().filter_map(|node| view.member(node).cloned()).collect()
+    }
+
+    /// Members to which a report gives slots of others, and which must confirm it.
+    pub fn gaining(&self, shards: &[Shard]) -> BTreeSet<Member> {
+        lock(&self.view).gaining(shards)
     }
 
     /// Waits until a worker requests a refresh of the map. Returns false after `timeout`.
@@ -113,6 +124,11 @@ impl Shared {
             map.request();
         }
         owner
+    }
+
+    /// Returns the members of the cluster whose replicas have replaced them.
+    pub(crate) fn replaced_members(&self) -> Vec<NodeId> {
+        self.cluster.as_ref().map(|map| lock(&map.view).replaced().collect()).unwrap_or_default()
     }
 
     /// Requests a refresh of the map.

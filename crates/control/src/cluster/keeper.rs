@@ -57,9 +57,16 @@ impl ClusterKeeper {
     pub fn refresh(&self) -> Result<bool, String> {
         let mut reader = self.reader();
         let known: Vec<Member> = self.map.members().into_iter().map(|(_, member)| member).collect();
+        let replaced = self.map.replaced();
         let turn = reader.turn;
         reader.turn = turn.wrapping_add(1);
-        let Report { shards, access } = reader.reader.read(&known, turn)?;
+        let report = reader.reader.read(&known, &replaced, turn)?;
+        let gaining = self.map.gaining(&report.shards);
+        let Some(Report { shards, access }) = reader.reader.confirmed(report, &gaining) else {
+            // A member has an older map than the others, for a moment.
+            self.map.request();
+            return Ok(false);
+        };
         let adopted = self.running.with(|router| router.adopt_shards(&shards, &access));
         let is_changed = adopted.unwrap_or(Ok(false)).map_err(|error| error.to_string())?;
         drop(reader);

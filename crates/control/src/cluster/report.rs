@@ -2,7 +2,7 @@
 //!
 //! `CLUSTER SHARDS` would show more, but services have placed wrong addresses there, and old servers lack it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use switchyard_policy::cluster::{Member, Shard};
@@ -50,11 +50,12 @@ impl ClusterReader {
     }
 
     /// Returns the first usable report of a member: of the configured ones, and then of the known ones. `turn` selects
-    /// the first member to try, so that a member that is cut off from the others is not always preferred.
+    /// the first member to try, so that a member that is cut off from the others is not always preferred. Members in
+    /// `replaced` are only tried if there are no others.
     ///
     /// # Errors
     /// The reason of each member, if there is none.
-    pub fn read(&self, known: &[Member], turn: usize) -> Result<Report, String> {
+    pub fn read(&self, known: &[Member], replaced: &[Member], turn: usize) -> Result<Report, String> {
         let mut places = self.seeds.clone();
         for member in known {
             let place = self.mapped(&member.host, member.port);
@@ -64,6 +65,8 @@ impl ClusterReader {
         }
         let count = places.len();
         places.rotate_left(turn % count.max(1));
+        let replaced: Vec<Endpoint> = replaced.iter().map(|member| self.mapped(&member.host, member.port)).collect();
+        places.sort_by_key(|place| replaced.contains(place));
         let mut reasons = Vec::new();
         for place in places {
             match self.read_from(&place) {
@@ -72,6 +75,23 @@ impl ClusterReader {
             }
         }
         Err(reasons.join("; "))
+    }
+
+    /// Replaces the slots of these members by the slots that they claim themselves. `None` if one of them claims none, or
+    /// does not reply.
+    pub fn confirmed(&self, report: Report, members: &BTreeSet<Member>) -> Option<Report> {
+        let Report { mut shards, mut access } = report;
+        for member in members {
+            let own = self.read_from(&self.mapped(&member.host, member.port)).ok()?;
+            let claimed: Vec<Shard> = own.shards.into_iter().filter(|shard| shard.primary.id == member.id).collect();
+            if claimed.is_empty() {
+                return None;
+            }
+            access.extend(own.access.into_iter().filter(|(of, _)| of.id == member.id));
+            shards.retain(|shard| shard.primary.id != member.id);
+            shards.extend(claimed);
+        }
+        Some(Report { shards, access })
     }
 
     fn read_from(&self, place: &Endpoint) -> Result<Report, String> {
@@ -116,18 +136,23 @@ fn shards(answer: &Answer, place: &Endpoint) -> Result<Vec<Shard>, String> {
         let parts = range.items();
         let number =
             |at: usize| parts.get(at).and_then(|part: &Answer| part.number()).and_then(|n| u16::try_from(n).ok());
-        let primary = parts.get(2).map(Answer::items).unwrap_or_default();
-        let host = primary.first().map(Answer::text).unwrap_or_default();
-        let host = if host.is_empty() || host == "?" { place.host().to_owned() } else { host };
-        let port = primary.get(1).and_then(Answer::number).and_then(|port| u16::try_from(port).ok());
-        let port = port.map(|port| if port == 0 { place.parts().1 } else { port });
-        // Before Redis 4 there are no ids.
-        let id = primary.get(2).map(Answer::text).filter(|id| !id.is_empty());
-        let (Some(first), Some(last), Some(port)) = (number(0), number(1), port) else { return Err(senseless()) };
-        let id = id.unwrap_or_else(|| format!("{host}:{port}"));
-        shards.push(Shard { slots: first..=last, primary: Member { id, host, port } });
+        let primary = parts.get(2).and_then(|member| member_of(member, place));
+        let (Some(first), Some(last), Some(primary)) = (number(0), number(1), primary) else { return Err(senseless()) };
+        let replicas = parts.iter().skip(3).filter_map(|member| member_of(member, place)).collect();
+        shards.push(Shard { slots: first..=last, primary, replicas });
     }
     if shards.is_empty() { Err("knows no owner of any slot".to_owned()) } else { Ok(shards) }
+}
+
+fn member_of(answer: &Answer, place: &Endpoint) -> Option<Member> {
+    let parts = answer.items();
+    let host = parts.first().map(Answer::text).unwrap_or_default();
+    let host = if host.is_empty() || host == "?" { place.host().to_owned() } else { host };
+    let port = parts.get(1).and_then(Answer::number).and_then(|port| u16::try_from(port).ok())?;
+    let port = if port == 0 { place.parts().1 } else { port };
+    // Before Redis 4 there are no ids.
+    let id = parts.get(2).map(Answer::text).filter(|id| !id.is_empty());
+    Some(Member { id: id.unwrap_or_else(|| format!("{host}:{port}")), host, port })
 }
 
 #[cfg(test)]
@@ -142,6 +167,7 @@ mod tests {
     #[test]
     fn owners_are_read_from_replies_of_all_versions() {
         let member = |id: &str, host: &str, port| Member { id: id.to_owned(), host: host.to_owned(), port };
+        let shard = |slots, primary, replicas: &[Member]| Shard { slots, primary, replicas: replicas.to_vec() };
         // With a replica and metadata, as Redis 7 sends it.
         let first = "*4 :0 :100 *4 $8 10.0.0.1 :7001 $2 aa *2 $2 ip $4 none *4 $8 10.0.0.2 :7002 $2 bb *0 ";
         // An unknown host, and an empty one.
@@ -150,9 +176,9 @@ mod tests {
         assert_eq!(
             read,
             [
-                Shard { slots: 0..=100, primary: member("aa", "10.0.0.1", 7001) },
-                Shard { slots: 101..=200, primary: member("cc", "seed", 7003) },
-                Shard { slots: 201..=16383, primary: member("dd", "seed", 7000) },
+                shard(0..=100, member("aa", "10.0.0.1", 7001), &[member("bb", "10.0.0.2", 7002)]),
+                shard(101..=200, member("cc", "seed", 7003), &[]),
+                shard(201..=16383, member("dd", "seed", 7000), &[]),
             ]
         );
     }

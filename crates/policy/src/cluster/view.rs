@@ -4,7 +4,7 @@
 //! number for [`LINGER_MS`], because commands may still be in flight there; their replies redirect these commands. A
 //! reported member with a new id at a known address replaces the earlier one at once, because addresses are reused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub struct Shard {
     pub slots: RangeInclusive<u16>,
     /// Owner of the slots.
     pub primary: Member,
+    /// Replicas of the owner, as far as the member that reports can reach them.
+    pub replicas: Vec<Member>,
 }
 
 /// Reasons why a report is not usable.
@@ -76,6 +78,16 @@ struct Known {
     member: Member,
     /// Last time at which it owned a slot, milliseconds.
     owned_ms: u64,
+    /// Ids of its replicas when it last owned a slot.
+    replicas: BTreeSet<String>,
+    /// One of its replicas has all its slots.
+    is_replaced: bool,
+}
+
+impl Known {
+    fn new(member: &Member, owned_ms: u64) -> Self {
+        Self { member: member.clone(), owned_ms, replicas: BTreeSet::new(), is_replaced: false }
+    }
 }
 
 /// The map of a cluster.
@@ -96,7 +108,7 @@ impl View {
     /// If the report is not usable.
     pub fn new(shards: &[Shard], now_ms: u64) -> Result<Self, ViewError> {
         let first = shards.first().ok_or(ViewError::Empty)?;
-        let known = BTreeMap::from([(NodeId(0), Known { member: first.primary.clone(), owned_ms: now_ms })]);
+        let known = BTreeMap::from([(NodeId(0), Known::new(&first.primary, now_ms))]);
         let owners = vec![NodeId(0); SLOT_COUNT];
         let topology = Arc::new(built(1, &known, &owners, 1).map_err(|_| ViewError::TooMany)?);
         let mut view = Self { known, owners, next_id: 1, topology };
@@ -115,10 +127,26 @@ impl View {
         self.known.iter().map(|(node, known)| (*node, &known.member))
     }
 
+    /// Members that own no slots because one of their replicas has replaced them, in a failover for example.
+    pub fn replaced(&self) -> impl Iterator<Item = NodeId> {
+        self.known.iter().filter(|(_, known)| known.is_replaced).map(|(node, _)| *node)
+    }
+
     /// The member with this number.
     #[must_use]
     pub fn member(&self, node: NodeId) -> Option<&Member> {
         self.known.get(&node).map(|known| &known.member)
+    }
+
+    /// Members to which a report gives slots of others. Members learn of changes at different times, so such a report must
+    /// be confirmed by these members: each knows its own slots.
+    #[must_use]
+    pub fn gaining(&self, shards: &[Shard]) -> BTreeSet<Member> {
+        let is_new = |shard: &&Shard| {
+            let owner = |slot: u16| self.owners.get(usize::from(slot)).and_then(|owner| self.member(*owner));
+            shard.slots.clone().any(|slot| owner(slot) != Some(&shard.primary))
+        };
+        shards.iter().filter(is_new).map(|shard| shard.primary.clone()).collect()
     }
 
     /// Adopts a report. A slot that the report does not name keeps its owner. This member refuses the slot's commands, and
@@ -135,7 +163,7 @@ impl View {
             return Err(ViewError::BadRange(shard.slots.clone()));
         }
         let (mut known, mut owners, mut next_id) = (self.known.clone(), self.owners.clone(), self.next_id);
-        for Shard { slots, primary } in shards {
+        for Shard { slots, primary, .. } in shards {
             let number = known.iter().find(|(_, known)| known.member == *primary).map(|(number, _)| *number);
             let number = match number {
                 Some(number) => number,
@@ -147,7 +175,7 @@ impl View {
                     known.retain(|_, known| !is_former(&known.member));
                     let number = u16::try_from(next_id).map(NodeId).map_err(|_| ViewError::TooMany)?;
                     next_id += 1;
-                    known.insert(number, Known { member: primary.clone(), owned_ms: now_ms });
+                    known.insert(number, Known::new(primary, now_ms));
                     number
                 }
             };
@@ -161,13 +189,25 @@ impl View {
         owners.iter_mut().filter(|owner| !known.contains_key(owner)).for_each(|owner| *owner = some);
         let mut owns = vec![false; next_id as usize];
         owners.iter().for_each(|owner| owns[owner.index()] = true);
+        let owners_ids: BTreeSet<&str> = shards.iter().map(|shard| shard.primary.id.as_str()).collect();
         known.retain(|number, known| {
             if owns[number.index()] {
                 known.owned_ms = now_ms;
+                known.is_replaced = false;
+                let own = shards.iter().filter(|shard| shard.primary.id == known.member.id);
+                let replicas = own.flat_map(|shard| &shard.replicas);
+                known.replicas = replicas.map(|replica| replica.id.clone()).collect();
+            } else {
+                known.is_replaced = known.replicas.iter().any(|id| owners_ids.contains(id.as_str()));
             }
             owns[number.index()] || now_ms.saturating_sub(known.owned_ms) < LINGER_MS
         });
-        let is_changed = owners != self.owners || !known.keys().eq(self.known.keys());
+        let is_replaced = |known: &BTreeMap<NodeId, Known>| -> Vec<NodeId> {
+            known.iter().filter(|(_, known)| known.is_replaced).map(|(node, _)| *node).collect()
+        };
+        let is_changed = owners != self.owners
+            || !known.keys().eq(self.known.keys())
+            || is_replaced(&known) != is_replaced(&self.known);
         if is_changed {
             self.topology =
                 Arc::new(built(self.topology.epoch() + 1, &known, &owners, next_id).map_err(|_| ViewError::TooMany)?);
@@ -220,7 +260,7 @@ mod tests {
     }
 
     fn shard(slots: RangeInclusive<u16>, id: &str, port: u16) -> Shard {
-        Shard { slots, primary: member(id, port) }
+        Shard { slots, primary: member(id, port), replicas: Vec::new() }
     }
 
     fn two() -> View {
@@ -251,6 +291,8 @@ mod tests {
         let mut view = two();
         assert_eq!(view.adopt(&[shard(0..=99, "b", 2)], 1), Ok(true));
         assert_eq!((owner(&view, 99), owner(&view, 100), owner(&view, 9000)), ("b", "a", "b"));
+        assert_eq!(view.gaining(&[shard(0..=99, "b", 2), shard(100..=8191, "a", 1)]), BTreeSet::new());
+        assert_eq!(view.gaining(&[shard(99..=100, "b", 2)]), BTreeSet::from([member("b", 2)]));
         assert_eq!(view.adopt(&[], 2), Err(ViewError::Empty));
         let empty = RangeInclusive::new(9, 8);
         assert_eq!(view.adopt(&[shard(empty.clone(), "b", 2)], 2), Err(ViewError::BadRange(empty)));
@@ -277,6 +319,21 @@ mod tests {
         // A member with another address.
         assert_eq!(view.adopt(&[shard(0..=8191, "a", 3), shard(8192..=16383, "c", 2)], 2), Ok(true));
         assert_eq!(view.members().map(|(node, member)| (node.0, member.port)).collect::<Vec<_>>(), [(2, 2), (3, 3)]);
+    }
+
+    #[test]
+    fn a_member_is_replaced_when_its_replica_has_its_slots() {
+        let first = Shard { replicas: vec![member("r", 3)], ..shard(0..=8191, "a", 1) };
+        let others = shard(8192..=16383, "b", 2);
+        let mut view = View::new(&[first.clone(), others.clone()], 0).expect("a view");
+        assert_eq!(view.adopt(&[shard(0..=8191, "r", 3), others.clone()], 1), Ok(true));
+        assert_eq!(view.replaced().collect::<Vec<_>>(), [NodeId(0)]);
+        assert_eq!(view.adopt(&[shard(0..=8191, "r", 3), others.clone()], 1), Ok(false));
+        assert_eq!(view.adopt(&[first, others], 2), Ok(true));
+        assert_eq!(view.replaced().collect::<Vec<_>>(), []);
+        // Its slots were migrated.
+        assert_eq!(view.adopt(&[shard(0..=16383, "b", 2)], 3), Ok(true));
+        assert_eq!(view.replaced().collect::<Vec<_>>(), []);
     }
 
     #[test]

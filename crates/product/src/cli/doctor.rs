@@ -101,7 +101,7 @@ fn run_for_cluster(arguments: &Arguments, config: &Config) -> Result<(), Failure
     }
     let resolved = config.resolve(|_| None)?;
     let Some(places) = &resolved.cluster else { return Ok(()) };
-    let report = places.reader().read(&[], 0);
+    let report = places.reader().read(&[], &[], 0);
     let report =
         report.map_err(|why| anyhow!("no member of the cluster shows its map: {why}")).map_err(Failure::Failed)?;
     print(arguments, report.access.len(), examine_cluster(&report, resolved.live.connect_timeout))

@@ -46,7 +46,7 @@ pub(super) fn run(
     };
     let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
     let reader = places.reader();
-    let report = reader.read(&[], 0).map_err(|why| anyhow!("no member of the cluster shows its map: {why}"))?;
+    let report = reader.read(&[], &[], 0).map_err(|why| anyhow!("no member of the cluster shows its map: {why}"))?;
     let map = ClusterMap::new(&report.shards).map_err(|why| anyhow!("the map of the cluster is not usable: {why}"))?;
     let mut live = resolved.live;
     live.nodes =

@@ -164,7 +164,7 @@ impl Worker {
             }
             Event::PubsubFailed { node } => {
                 self.tracking.link_failed(&self.cx.turn, &mut self.cx.down, node);
-                self.pubsub.link_failed(node);
+                self.pubsub.link_failed(&self.cx.turn, node);
             }
             Event::PubsubLost { node } => {
                 self.tracking.tracking_link_lost(&self.cx.turn, &mut self.cx.down, node);

@@ -39,32 +39,15 @@ use crate::operator::OperatorCommand;
 use crate::settings::other_database;
 use crate::slab::Handle;
 
-/// Whether a command works with members of a cluster. Subscriptions would receive each message once per member, and a
-/// scan would miss keys of migrating slots.
-fn is_for_clusters(local: Local) -> bool {
-    !matches!(
-        local,
-        Local::Subscribe
-            | Local::Psubscribe
-            | Local::Ssubscribe
-            | Local::Scan
-            | Local::ClientTracking
-            | Local::PubsubChannels
-            | Local::PubsubNumsub
-            | Local::PubsubNumpat
-            | Local::PubsubShardchannels
-            | Local::PubsubShardnumsub
-    )
-}
-
 impl Worker {
     pub(super) fn local(&mut self, call: &Invocation<'_>, local: Local) -> Flow {
         let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
-        if routing.topology.is_of_cluster() && !is_for_clusters(local) {
-            let text = format!("ERR {} is not available in front of a cluster yet", command.name);
-            return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
+        if local == Local::Scan && routing.topology.is_of_cluster() {
+            // It would miss keys of migrating slots.
+            let text = "ERR SCAN is not available in front of a cluster yet";
+            return self.cx.down.refuse(&self.cx.turn, handle, class, text);
         }
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         let resp3 = client.resp3();

@@ -353,6 +353,8 @@ impl Worker {
             && !Arc::ptr_eq(&before.topology, &self.cx.turn.routing().topology)
         {
             redirect::hold_back_all(&mut self.cx.down);
+            let replaced = self.cx.turn.shared().replaced_members();
+            self.redirects.adopt_replaced(&self.cx.turn, &mut self.cx.up, &replaced);
         }
         // Keys that commands wait for may be elsewhere.
         look_again(&self.cx.turn, &mut self.cx.down, true);
@@ -426,6 +428,9 @@ impl Worker {
 
     /// Sends held commands to members of a cluster, and has the map read while commands wait for a member.
     fn tick_redirects(&mut self) {
+        if self.cx.turn.routing().topology.is_of_cluster() {
+            self.redirects.tick_members(&self.cx.turn, &mut self.cx.up);
+        }
         if !self.redirects.is_any() && !self.cx.up.outages().any() {
             return;
         }

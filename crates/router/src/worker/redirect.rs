@@ -32,8 +32,8 @@ use super::overrides::slots_by;
 use super::transactions::session::Resend;
 use super::transactions::{fail_watch, push_again};
 use super::turn::Turn;
-use super::upstreams::Link;
 use super::upstreams::pending::{Again, Pending, Purpose};
+use super::upstreams::{Link, Upstreams};
 use crate::lane::Lane;
 use crate::slab::Handle;
 
@@ -45,6 +45,16 @@ const REDIRECTS_MAX: u32 = 5;
 
 /// Time for which the attempts of a command are remembered after its last attempt, us.
 const KEPT_US: u64 = 1_000_000;
+
+/// Time for which redirects of a replaced member still count, us: by them, commands in flight at a planned failover are
+/// known not to be executed.
+const REDIRECTS_US: u64 = 1_000_000;
+
+/// Reason why a reply of a replaced member does not count.
+pub(super) const REPLACED: &str = "was replaced by its replica";
+
+/// Age of a command without a reply after which its member counts as silent, and the map is refreshed, us.
+const SILENCE_US: u64 = 500_000;
 
 /// Reply to a command on an exclusive connection that was redirected.
 const NOT_EXECUTED: &[u8] =
@@ -146,6 +156,26 @@ pub(super) struct Redirects {
     held: VecDeque<Held>,
     /// Attempts by receiver and number of the reply. Entries of answered commands are removed after their time.
     attempts: HashMap<(Handle, u32), Attempts>,
+    /// Members whose replicas have replaced them, with the end of the time for which their redirects count, us; 0
+    /// afterwards.
+    replaced: Vec<(NodeId, u64)>,
+    /// Last refresh of the map because of silence, us.
+    silent_at_us: u64,
+}
+
+/// Whether a command on a connection has no reply yet after a long time.
+fn is_silent(turn: &Turn, link: &Link) -> bool {
+    let age_us = |head: &Pending| (turn.now_us() as u32).wrapping_sub(head.sent_us);
+    link.head().is_some_and(|head| u64::from(age_us(head)) > SILENCE_US)
+}
+
+/// Ends the connections to a member whose replies do not count.
+fn end_distrusted(turn: &Turn, up: &mut Upstreams, node: NodeId) {
+    for link in up.links().handles() {
+        if up.get(link).is_some_and(|link| link.node() == node && link.is_distrusted()) {
+            up.break_link(turn, link, REPLACED);
+        }
+    }
 }
 
 /// Prevents new commands of a client until no reply is outstanding.
@@ -175,6 +205,44 @@ impl Redirects {
     /// Whether a command is held.
     pub(super) fn holds_any(&self) -> bool {
         !self.held.is_empty()
+    }
+
+    /// Adopts the members whose replicas have replaced them. A member may have been suspended, and then reply
+    /// to commands that it received before, although its replica has executed later ones.
+    pub(super) fn adopt_replaced(&mut self, turn: &Turn, up: &mut Upstreams, replaced: &[NodeId]) {
+        let (stay, back) = self.replaced.drain(..).partition(|(node, _)| replaced.contains(node));
+        self.replaced = stay;
+        for (node, _) in back {
+            end_distrusted(turn, up, node);
+        }
+        for node in replaced {
+            if self.replaced.iter().any(|(known, _)| known == node) {
+                continue;
+            }
+            self.replaced.push((*node, turn.now_us() + REDIRECTS_US));
+            for link in up.links().handles() {
+                // A member that replies in time was not suspended: it has executed these commands as the owner.
+                let is_of_it = |link: &&mut Link| link.node() == *node && is_silent(turn, link);
+                up.get_mut(link).into_iter().filter(is_of_it).for_each(Link::distrust);
+            }
+        }
+    }
+
+    /// Ends the connections to replaced members whose redirects no longer count. Requests a refresh of the map if a
+    /// member is silent.
+    pub(super) fn tick_members(&mut self, turn: &Turn, up: &mut Upstreams) {
+        let now_us = turn.now_us();
+        for (node, until_us) in &mut self.replaced {
+            if *until_us > 0 && now_us >= *until_us {
+                *until_us = 0;
+                end_distrusted(turn, up, *node);
+            }
+        }
+        let is_old = |link: &Link| link.lane() == Lane::Main && is_silent(turn, link);
+        if now_us.saturating_sub(self.silent_at_us) > SILENCE_US && up.links().iter().any(|(_, link)| is_old(link)) {
+            self.silent_at_us = now_us;
+            turn.shared().request_map();
+        }
     }
 
     /// Examines an error of a member.
@@ -209,6 +277,7 @@ impl Redirects {
             _ => return Redirected::No,
         };
         if lane.is_exclusive() {
+            // Blocking commands are handled before.
             return if matches!(redirect, Redirect::Down) { Redirected::No } else { Redirected::Reply(NOT_EXECUTED) };
         }
         let (Some(slot), false, false) = (slot, is_expired, is_unsent) else { return Redirected::No };

@@ -18,6 +18,7 @@ pub(super) mod state;
 
 use std::sync::Arc;
 
+use switchyard_policy::cluster::Redirect;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{CommandClass, stream_options};
@@ -50,6 +51,26 @@ use state::{State, Waiting};
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
 const LOOKS_US: u64 = 1_000_000;
+
+/// Time before a redirected command is issued again, us: the map of the cluster is refreshed in the meantime.
+const REDIRECT_PAUSE_US: u64 = 10_000;
+
+/// Learns from a redirect of the member `from`. Returns the member for this command only, if it names one.
+fn follow_redirect(turn: &Turn, redirect: Redirect<'_>, from: NodeId) -> Option<NodeId> {
+    match redirect {
+        Redirect::Moved { slot, to } => {
+            turn.shared().moved(slot, to, from);
+            None
+        }
+        Redirect::Ask { to, .. } => {
+            turn.shared().member_at(to, from).filter(|node| turn.routing().topology.node(*node).is_some())
+        }
+        Redirect::TryAgain | Redirect::Down => {
+            turn.shared().request_map();
+            None
+        }
+    }
+}
 
 /// Reason for the end of a wait at the router.
 #[derive(Clone, Debug)]
@@ -204,6 +225,8 @@ pub(super) fn keep_waiting(
             until_us,
             state: State::There,
             ends: Vec::new(),
+            asked: None,
+            not_before_us: 0,
             unblocked: None,
         };
         client.set_state(waiting);
@@ -383,6 +406,15 @@ impl ReissuedCommands {
         for handle in over {
             end_reissued(turn, down, handle, WaitEnd::OutOfTime);
         }
+        for handle in &self.clients {
+            let Some(waiting) = down.get_mut(*handle).and_then(|client| client.state_mut::<Waiting>()) else {
+                continue;
+            };
+            if (1..=turn.now_us()).contains(&waiting.not_before_us) {
+                waiting.not_before_us = 0;
+                down.resume(*handle);
+            }
+        }
     }
 }
 
@@ -410,24 +442,37 @@ pub(super) fn on_reissue(cx: &mut Context, handle: Handle) {
 
 impl ReissuedCommands {
     /// Handles an error at the head of a connection. Returns true if it only reports that a wait was ended at our
-    /// request.
+    /// request, or that a member of a cluster does not serve the keys of the command.
     pub(super) fn take_reissued(&mut self, cx: &mut Context, link_handle: Handle, answer: &[u8]) -> bool {
-        let Some(link) =
-            cx.up.get(link_handle).filter(|l| l.lane() == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
-        else {
+        let is_cluster = cx.turn.routing().topology.is_of_cluster();
+        let redirect = reply::text(answer).filter(|_| is_cluster).and_then(Redirect::of);
+        // The second form: the member has become a replica.
+        let is_redirected = redirect.is_some() || is_cluster && answer.starts_with(b"-UNBLOCKED force");
+        let is_ended = is_redirected || answer.starts_with(b"-UNBLOCKED");
+        let Some(link) = cx.up.get(link_handle).filter(|l| l.lane() == Lane::Blocking && is_ended) else {
             return false;
         };
+        let from = link.node();
         let Some(pending) =
             link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.requests().is_head_expired())
         else {
             return false;
         };
         let Some(client) = cx.down.get_mut(pending.who) else { return false };
-        let Some(waiting) = client.state::<Waiting>().filter(|p| p.state == State::Ending && p.seq == pending.seq)
+        let resp3 = client.resp3();
+        let is_over = |waiting: &&mut Waiting| waiting.state == State::Ending || is_redirected;
+        let Some(waiting) = client.state_mut::<Waiting>().filter(|waiting| waiting.seq == pending.seq).filter(is_over)
         else {
             return false;
         };
-        let (resp3, unblocked) = (client.resp3(), waiting.unblocked);
+        let unblocked = waiting.unblocked;
+        if is_redirected {
+            if waiting.state != State::Ending {
+                cx.turn.shared().wait_queues.reissue(waiting.ticket, cx.turn.index(), pending.who);
+            }
+            waiting.asked = redirect.and_then(|redirect| follow_redirect(&cx.turn, redirect, from));
+            waiting.not_before_us = if waiting.asked.is_some() { 0 } else { cx.turn.now_us() + REDIRECT_PAUSE_US };
+        }
         client.take_held();
         let mut askers = Vec::new();
         if let Some(link) = cx.up.get_mut(link_handle) {
@@ -464,6 +509,10 @@ impl ReissuedCommands {
         if waiting.ends.iter().any(|(_, end)| end.is_none()) {
             return; // until the ends of its streams are known
         }
+        if waiting.not_before_us > cx.turn.now_us() {
+            return cx.down.stall(&cx.turn, handle, Stall::Turn);
+        }
+        let asked = waiting.asked.filter(|node| cx.turn.routing().topology.node(*node).is_some());
         let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
         let request =
             if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
@@ -473,6 +522,7 @@ impl ReissuedCommands {
             Err(why) if why.starts_with("NODE") => return lose_reissued(&cx.turn, &mut cx.down, handle, &why),
             Err(text) => return end_reissued(&cx.turn, &mut cx.down, handle, WaitEnd::Error(text)),
         };
+        let node = asked.unwrap_or(node);
         let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3());
         let (clients, reissued) = (&cx.down, &self);
         cx.up.pool(&cx.turn, node, Lane::Blocking).make_ahead(resp3, |most| reissued.count_of(clients, resp3, most));
@@ -497,12 +547,16 @@ impl ReissuedCommands {
         // 0 would mean no timeout.
         let left_us = until_us.map(|until| until.saturating_sub(cx.turn.now_us()).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
+        if asked.is_some() {
+            cx.up.push_own(&cx.turn, link, &[b"ASKING"], Purpose::Discarded, 0);
+        }
         push_exclusive(cx, handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         wait_at_node(cx, handle, link, waited, left_us);
         if let Some(client) = cx.down.get_mut(handle) {
             client.note_written(node, Since::now(cx.turn.shared(), cx.turn.routing()));
             if let Some(waiting) = client.state_mut::<Waiting>() {
                 waiting.state = State::Sent { look: 0, since_us: cx.turn.now_us() };
+                waiting.asked = None;
                 // From here on it has the IDs of its start instead of `$`.
                 if !waiting.ends.is_empty() {
                     waiting.request = request;

@@ -5,7 +5,8 @@
 
 use std::borrow::Cow;
 
-use switchyard_resp::reply;
+use switchyard_policy::cluster::Redirect;
+use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::blocking::{is_end_of_waits, on_unblock};
@@ -13,14 +14,15 @@ use super::context::Context;
 use super::gather::Gathers;
 use super::hot_copies::filled;
 use super::large::pass_piece;
-use super::redirect::Redirected;
+use super::redirect::{REPLACED, Redirected};
 use super::scripts::heal_script;
 use super::transactions::on_watch;
-use super::upstreams::Link;
+use super::upstreams::breaking::PERHAPS;
 use super::upstreams::connect::rewrite_redirect;
 use super::upstreams::link::{Arrival, Phase, Taken};
 use super::upstreams::pending::{Again, Purpose};
 use super::upstreams::translate::raised;
+use super::upstreams::{Link, Origin};
 use super::wait::{forget_waiting, on_wait};
 use crate::lane::Lane;
 use crate::slab::Handle;
@@ -85,6 +87,10 @@ impl Worker {
                     pos += len;
                     self.on_reply(handle, &rest[..len]);
                 }
+                Arrival::Large(_) if link.is_distrusted() => {
+                    self.cx.up.break_link(&self.cx.turn, handle, REPLACED);
+                    return bytes.len();
+                }
                 Arrival::Large(size) => {
                     // A reply that is translated must be whole.
                     let whole = link.is_downgraded()
@@ -142,6 +148,9 @@ impl Worker {
         let raised = if link.is_downgraded() { raised(&self.cx.turn, link, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
         let Some(link) = self.cx.up.get_mut(handle) else { return };
+        if link.is_distrusted() && !is_redirect(answer) {
+            return self.on_distrusted(handle);
+        }
         let Some(head) = link.head() else {
             self.cx.up.break_link(&self.cx.turn, handle, "it sent a reply without a command");
             return;
@@ -154,6 +163,9 @@ impl Worker {
         let is_error = reply::is_error(answer);
         let mut instead: Option<Cow<'_, [u8]>> = None;
         if is_error && self.cx.turn.routing().topology.is_of_cluster() {
+            if self.reissued_commands.take_reissued(&mut self.cx, handle, answer) {
+                return;
+            }
             match self.redirects.examine(&mut self.cx, &self.gathers, handle, answer) {
                 Redirected::Again => return self.cx.up.mark(handle), // the flush checks whether waiting clients may continue
                 Redirected::Reply(reply) => instead = Some(Cow::Borrowed(reply)),
@@ -240,6 +252,40 @@ impl Worker {
         } else if lane.is_exclusive() {
             self.cx.up.after_exclusive_reply(&self.cx.turn, handle);
         }
+    }
+}
+
+/// Whether a reply of a member of a cluster proves that its command was not executed.
+#[cold]
+fn is_redirect(answer: &[u8]) -> bool {
+    let redirect = || reply::text(answer).and_then(Redirect::of);
+    reply::is_error(answer) && (answer.starts_with(b"-UNBLOCKED") || redirect().is_some())
+}
+
+impl Worker {
+    /// Discards a reply of a member of a cluster whose replica has replaced it: the reply may be older than commands that
+    /// the replica has executed since. Reads are sent again.
+    #[cold]
+    fn on_distrusted(&mut self, handle: Handle) {
+        let Some(link) = self.cx.up.get_mut(handle) else { return };
+        let (lane, node) = (link.lane(), link.node());
+        if lane.is_exclusive() {
+            return self.cx.up.break_link(&self.cx.turn, handle, REPLACED);
+        }
+        let request = link.requests().head_request().to_vec();
+        let Some(ended) = link.taken_out() else { return };
+        let is_expired = ended.is_expired;
+        let pending = self.cx.hooks.over(&self.cx.turn, ended, b"");
+        self.cx.up.mark(handle);
+        let is_plain = matches!(pending.purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Gather);
+        if is_expired || is_plain && self.redirects.repeat(&mut self.cx, &self.gathers, lane, pending, &request, true) {
+            return;
+        }
+        let mut error = Vec::new();
+        let name = self.cx.turn.node_name(node);
+        encode::error(&mut error, &format!("NODELOST {name} {REPLACED}{PERHAPS}"));
+        let origin = Origin { link: handle, node, lane: Some(lane), is_up: true };
+        self.fail_pending(origin, pending, &error);
     }
 }
 

@@ -74,7 +74,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/outage.rs", 1, "SCAN while a node is lost"),
     ("worker/downstreams/output.rs", 1, "a client goes"),
     ("worker/pause.rs", 3, "CLIENT PAUSE"),
-    ("worker/reissued.rs", 7, "a command that waits for a key of a move"),
+    ("worker/reissued.rs", 8, "a command that waits for a key of a move"),
     ("worker/upstreams/renew.rs", 1, "at every tick"),
     ("worker/scan.rs", 6, "SCAN"),
     ("worker/scripts.rs", 7, "a script that this worker has not met, SCRIPT, and one that a node lacks"),

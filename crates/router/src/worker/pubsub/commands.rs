@@ -209,11 +209,14 @@ impl Gathers {
         }
         let class = command.class() as u8;
         if !subscriptions.reaches_all(kind, channel, node) {
-            if kind == Kind::Shard {
+            // Members of a cluster redirect it if its slot has moved.
+            if kind == Kind::Shard && !routing.topology.is_of_cluster() {
                 let text = cx.turn.down_text_or(node, "its subscriptions are being restored");
                 return cx.down.refuse(&cx.turn, handle, class, &text);
             }
-            let reaches = |at: &NodeId| cx.up.links().is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
+            let is_anywhere = kind != Kind::Shard;
+            let reaches =
+                |at: &NodeId| is_anywhere && cx.up.links().is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
             node = routing.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
         let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use switchyard_policy::cluster::Redirect;
 use switchyard_policy::migration::{Side, is_temporary};
 use switchyard_policy::topology::{NodeId, Stage, Transit};
-use switchyard_resp::reply;
+use switchyard_resp::{encode, reply};
 use tracing::{info, warn};
 
 use super::{Effect, Item, Kind, Place, Request, Standing, Subscriber, Topic, Topics};
@@ -137,12 +138,22 @@ impl Topics {
         }
     }
 
-    /// An attempt to connect failed: commands stop waiting for this node.
-    pub(in crate::worker) fn link_failed(&mut self, node: NodeId) {
+    /// An attempt to connect failed: commands stop waiting for this node. In front of a cluster, another member takes its
+    /// place.
+    pub(in crate::worker) fn link_failed(&mut self, turn: &Turn, node: NodeId) {
         for topic in self.topics.handles() {
             let Some(t) = self.topics.get_mut(topic) else { continue };
-            let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
-            *place = Place::Down;
+            let Some(at) = t.places.iter().position(|(n, _)| *n == node) else { continue };
+            t.places[at].1 = Place::Down;
+            if turn.routing().topology.is_of_cluster() && t.kind != Kind::Shard && !t.name.starts_with(KEYSPACE) {
+                let others = channel_nodes(turn, &t.name, &t.places, Some(node));
+                if let [other] = others[..]
+                    && other != node
+                {
+                    t.places[at] = (other, Place::Requested);
+                    self.requests.push_back(Request::Subscribe { topic, node: other });
+                }
+            }
             self.requests.push_back(Request::Settle { topic });
         }
     }
@@ -186,13 +197,12 @@ impl Topics {
             let Some(topic) = self.topics.get_mut(handle) else { continue };
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
-            let nodes = if shard { shard_nodes(turn, &name) } else { Vec::new() };
+            let nodes = if shard { shard_nodes(turn, &name) } else { channel_nodes(turn, &name, &topic.places, None) };
             // Until every worker has the new topology, messages may still be published at the old owner.
             let kept = |node: NodeId| !all_know && routing.topology.node(node).is_some();
             let has = |node: NodeId| topic.places.iter().any(|(at, _)| *at == node);
             self.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
-            let wanted =
-                |node: NodeId| if shard { nodes.contains(&node) } else { routing.topology.node(node).is_some() };
+            let wanted = |node: NodeId| nodes.contains(&node);
             let missing: Vec<NodeId> =
                 routing.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !has(*n)).collect();
             let left: Vec<(NodeId, Place)> =
@@ -243,6 +253,12 @@ impl Topics {
         let Some(topic) = self.topics.get_mut(handle) else { return };
         let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { return };
         let (kind, name) = (topic.kind, topic.name.clone());
+        let redirect = reply::text(answer).filter(|_| reply::is_error(answer)).and_then(Redirect::of);
+        if let (Some(Redirect::Moved { slot, to }), true) = (redirect, turn.routing().topology.is_of_cluster()) {
+            // It is requested from the owner when this worker adopts the map.
+            turn.shared().moved(slot, to, node);
+            return;
+        }
         if reply::is_error(answer) {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
             *place = Place::Refused(error.into());
@@ -294,6 +310,13 @@ impl Worker {
                     }
                     return;
                 }
+                Some(b"sunsubscribe") if self.cx.turn.routing().topology.is_of_cluster() => {
+                    let name = parts.next().and_then(reply::text).unwrap_or_default();
+                    if self.leaves_shard_channel(link, name) {
+                        return;
+                    }
+                    None
+                }
                 _ => None,
             };
             if let Some(kind) = kind {
@@ -335,6 +358,36 @@ impl Worker {
                 self.pubsub.unsubscribe_synced(&self.cx.turn, &mut self.cx.down, pending.who, pending.seq)
             }
             _ => {}
+        }
+    }
+}
+
+impl Worker {
+    /// Handles the end of a shard channel at a member of a cluster that has lost its slot. Returns false for the reply to
+    /// a command of this worker.
+    #[cold]
+    fn leaves_shard_channel(&mut self, link: Handle, name: &[u8]) -> bool {
+        let Some(l) = self.cx.up.get(link) else { return false };
+        let mut own = Vec::new();
+        encode::command(&mut own, [Kind::Shard.unsubscribe().as_bytes(), name]);
+        if l.requests().head_request() == own {
+            return false;
+        }
+        self.pubsub.lost_place(&self.cx.turn, Kind::Shard, name, l.node());
+        self.cx.turn.shared().request_map();
+        true
+    }
+}
+
+impl Topics {
+    /// The subscription of a topic at a node has ended. It comes into force at the next owner of its slot.
+    fn lost_place(&mut self, turn: &Turn, kind: Kind, name: &[u8], node: NodeId) {
+        let Some(topic) = self.by_name[kind as usize].get(name).and_then(|handle| self.topics.get_mut(*handle)) else {
+            return;
+        };
+        let Some((_, place)) = topic.places.iter_mut().find(|(at, _)| *at == node) else { return };
+        if std::mem::replace(place, Place::Down) == Place::InForce {
+            note_in_force(turn, kind, &topic.name.clone(), node, false);
         }
     }
 }
@@ -387,6 +440,26 @@ fn shard_nodes(turn: &Turn, name: &[u8]) -> Vec<NodeId> {
         nodes.extend([transit.source, transit.target].into_iter().filter(|node| *node != owner));
     }
     nodes
+}
+
+/// Beginning of the channels of keyspace events.
+const KEYSPACE: &[u8] = b"__key";
+
+/// Returns the nodes where a channel or pattern is subscribed: all, because nodes do not forward messages. Members of a
+/// cluster forward each message to all members, so it is subscribed at one, which stays the same while it is a member.
+/// Keyspace events are not forwarded. `places`: where it is subscribed now; `lost`: a node to avoid.
+fn channel_nodes(turn: &Turn, name: &[u8], places: &[(NodeId, Place)], lost: Option<NodeId>) -> Vec<NodeId> {
+    if !turn.routing().topology.is_of_cluster() {
+        return turn.routing().topology.nodes().map(|node| node.id).collect();
+    }
+    let owners = turn.data_nodes().all();
+    if name.starts_with(KEYSPACE) {
+        return owners;
+    }
+    let is_usable = |node: &NodeId| Some(*node) != lost && owners.contains(node);
+    let present = places.iter().map(|(node, _)| *node).find(is_usable);
+    let other = || owners.iter().copied().filter(|node| !turn.node_fails(*node)).find(is_usable);
+    present.or_else(other).or_else(|| owners.first().copied()).into_iter().collect()
 }
 
 /// Whether a connection for subscriptions at the node is needed.
@@ -459,7 +532,7 @@ impl Topics {
         let name: Arc<[u8]> = name.into();
         let nodes: Vec<NodeId> = match kind {
             Kind::Shard => shard_nodes(turn, &name),
-            Kind::Channel | Kind::Pattern => turn.routing().topology.nodes().map(|n| n.id).collect(),
+            Kind::Channel | Kind::Pattern => channel_nodes(turn, &name, &[], None),
         };
         let topic = Topic {
             kind,

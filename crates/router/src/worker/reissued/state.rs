@@ -1,5 +1,7 @@
 //! State of a waiting command that may be reissued at another node.
 
+use switchyard_policy::topology::NodeId;
+
 use crate::wait_queues::Ticket;
 
 /// Location of a waiting command.
@@ -27,6 +29,10 @@ pub(in crate::worker) struct Waiting {
     /// Streams that it reads from their ends on (`$`), by the index of that argument, with their ends when the wait was
     /// ended.
     pub(super) ends: Vec<(usize, Option<Vec<u8>>)>,
+    /// Member of a cluster that a redirect named for this command only (`ASK`).
+    pub(super) asked: Option<NodeId>,
+    /// Time before which it is not issued again, us.
+    pub(super) not_before_us: u64,
     /// Set when CLIENT UNBLOCK was answered for this wait: whether with `ERROR`.
     pub(super) unblocked: Option<bool>,
 }

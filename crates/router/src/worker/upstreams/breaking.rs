@@ -48,6 +48,7 @@ impl Upstreams {
             return;
         }
         link.downgraded = false;
+        link.is_distrusted = false;
         link.goes_down();
         let in_flight = link.may_be_executed();
         let (node, lane) = (link.node, link.lane);

@@ -104,6 +104,7 @@ impl Link {
             address: None,
             resp3,
             downgraded: false,
+            is_distrusted: false,
             life: Lifecycle::new(now_us),
             socket: Socket::default(),
             requests: Requests::new(database, !lane.is_exclusive(), counters, now_us),
@@ -132,6 +133,17 @@ impl Link {
     #[inline]
     pub(in crate::worker) fn is_downgraded(&self) -> bool {
         self.downgraded
+    }
+
+    /// Whether only redirects on this connection count.
+    #[inline]
+    pub(in crate::worker) fn is_distrusted(&self) -> bool {
+        self.is_distrusted
+    }
+
+    /// Discards all replies on this connection from now on, except redirects.
+    pub(in crate::worker) fn distrust(&mut self) {
+        self.is_distrusted = true;
     }
 
     /// Address of the replica.

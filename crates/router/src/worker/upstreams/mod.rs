@@ -145,6 +145,8 @@ pub(super) struct Link {
     resp3: bool,
     /// For RESP3 clients, but the node does not support it: replies are translated.
     downgraded: bool,
+    /// To a member of a cluster whose replica has replaced it: only its redirects count.
+    is_distrusted: bool,
     life: Lifecycle,
     socket: Socket,
     requests: Requests,
