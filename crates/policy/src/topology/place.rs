@@ -251,17 +251,7 @@ impl Topology {
             let end = (i + 1) * SLOT_COUNT / by_name.len();
             owners[start..end].fill(node.id);
         }
-        let next_id = nodes.len() as u32;
-        Ok(Self {
-            epoch: 1,
-            placement: Placement::Crc16,
-            nodes,
-            owners,
-            next_id,
-            marks: None,
-            overrides: None,
-            is_of_cluster: false,
-        })
+        Ok(Self::unmoved(Placement::Crc16, nodes, owners))
     }
 
     /// Returns the first placement on a continuum: one node per server, owning the slots that the list assigns to it.
@@ -279,17 +269,13 @@ impl Topology {
             *owner =
                 continuum.home(slot).and_then(|home| numbers.get(home.name.as_str())).copied().unwrap_or(NodeId(0));
         }
+        Self::unmoved(Placement::Continuum(continuum), nodes, owners)
+    }
+
+    /// Returns the topology of epoch 1, without moves and exceptions.
+    fn unmoved(placement: Placement, nodes: Vec<Node>, owners: Box<[NodeId; SLOT_NUMBERS]>) -> Self {
         let next_id = nodes.len() as u32;
-        Self {
-            epoch: 1,
-            placement: Placement::Continuum(continuum),
-            nodes,
-            owners,
-            next_id,
-            marks: None,
-            overrides: None,
-            is_of_cluster: false,
-        }
+        Self { epoch: 1, placement, nodes, owners, next_id, marks: None, overrides: None, is_of_cluster: false }
     }
 
     /// Returns the topology with the stored placement. Must precede the placement overrides.

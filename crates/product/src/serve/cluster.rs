@@ -76,12 +76,7 @@ pub(super) fn run(
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    let addresses: Vec<String> = router
-        .listeners()
-        .iter()
-        .zip(tls)
-        .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
-        .collect();
+    let addresses = super::addresses_of(&router, &tls);
     running.set(router, topology);
     let fleet = ClusterFleet::new(Arc::clone(&running), metrics::add_process);
     admin.serve(Arc::clone(&fleet) as Arc<dyn admin::Source>);

@@ -266,12 +266,7 @@ pub(crate) fn run(
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    let addresses: Vec<String> = router
-        .listeners()
-        .iter()
-        .zip(tls)
-        .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
-        .collect();
+    let addresses = addresses_of(&router, &tls);
     running.set_seats(Arc::clone(&seats));
     running.set(router, Arc::clone(&topology));
     fleet.operator.tune_rules(config.placement_rules(), config.adopts_rules());
@@ -403,6 +398,13 @@ fn refused_new_nodes(topology: Option<&Topology>, resolved: &Resolved, site: Str
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
     FleetFacts::query(&primaries(&placed), site, timeout).refuse(&newly, &resolved.live.config_set, timeout)
+}
+
+/// Returns the addresses of the listeners, with the scheme `tls://` where `tls` is true. Both are in the order of the
+/// configuration.
+fn addresses_of(router: &Router, tls: &[bool]) -> Vec<String> {
+    let address = |(address, tls): (_, &bool)| if *tls { format!("tls://{address}") } else { format!("{address}") };
+    router.listeners().iter().zip(tls).map(address).collect()
 }
 
 fn ready_line(addresses: &[String], config: &Config, storage: &str, admin: SocketAddr, is_held: bool) -> String {
