@@ -18,7 +18,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{MoveId, NodeId, SLOT_NUMBERS, Slot, Stage, Topology};
+use crate::cluster::OpenSlot;
+use crate::topology::{MoveId, NodeId, SLOT_NUMBERS, Slot, Stage, Topology, Transit};
 
 /// Milliseconds per tick. Cursors count ticks since 1970.
 pub const TICK_MS: u64 = 500;
@@ -114,7 +115,12 @@ struct Motion {
 /// Shared state of all scans of a router.
 #[derive(Debug)]
 pub struct Scans {
+    /// As observed.
+    observed: Arc<Topology>,
+    /// As observed, with `open` in transit.
     topology: Arc<Topology>,
+    /// Slots of a cluster whose keys migrate one by one.
+    open: Vec<OpenSlot>,
     /// Nodes that may have keys; the others are skipped.
     keepers: Vec<NodeId>,
     /// Legs that roll back.
@@ -146,7 +152,9 @@ impl Scans {
         let tick = now + LEAD + 2;
         Self {
             keepers: topology.nodes_with_keys(),
+            observed: Arc::clone(&topology),
             topology,
+            open: Vec::new(),
             back: BTreeSet::new(),
             run: run & low_bits(RUN_BITS),
             started: tick,
@@ -189,10 +197,61 @@ impl Scans {
 
     /// Records a new topology or other legs that roll back. Must be called before a worker can see it.
     pub fn observe(&mut self, topology: &Arc<Topology>, back: BTreeSet<(MoveId, u32)>, now: u64) {
-        if Arc::ptr_eq(topology, &self.topology) && back == self.back {
+        if Arc::ptr_eq(topology, &self.observed) && back == self.back {
             return;
         }
+        self.observed = Arc::clone(topology);
+        self.change(back, now);
+    }
+
+    /// Records what the members of a cluster show only on request, so this must be called before a scan begins, and
+    /// before a pass ends. `open`: the slots whose keys migrate one by one, in order. `returned`: slots that may have left
+    /// their owner and returned. Returns false if the open slots exceed what a scan can follow.
+    pub fn note_members(&mut self, open: Vec<OpenSlot>, returned: &[Slot], now: u64) -> bool {
+        if open != self.open {
+            self.open = open;
+            self.change(self.back.clone(), now);
+        }
         self.advance(now);
+        returned.iter().for_each(|slot| self.touch(*slot));
+        self.open.is_empty() || self.topology.transits().next().is_some()
+    }
+
+    /// Whether the node is the last one of its pass. In front of a cluster, the members must be noted before the pass ends.
+    #[must_use]
+    pub fn is_last_of_pass(&self, at: Position) -> bool {
+        self.next_in_pass(at).is_none()
+    }
+
+    /// Whether the node may have keys.
+    #[must_use]
+    pub fn may_have_keys(&self, node: NodeId) -> bool {
+        self.keepers.contains(&node)
+    }
+
+    /// The observed topology, with open slots in transit.
+    fn with_open(&self) -> Arc<Topology> {
+        let mut by_pair: BTreeMap<(NodeId, NodeId), Vec<Slot>> = BTreeMap::new();
+        for OpenSlot { from, to, slot } in &self.open {
+            by_pair.entry((*from, *to)).or_default().push(*slot);
+        }
+        let transit = |(source, target): (NodeId, NodeId)| Transit {
+            move_id: MoveId(u64::from(source.0) << 16 | u64::from(target.0)),
+            source,
+            target,
+            stage: Stage::Moving { leg: 0 },
+            keys_only: false,
+        };
+        let transits = by_pair.iter().map(|(pair, slots)| (transit(*pair), slots.as_slice()));
+        match self.open.is_empty() {
+            true => Arc::clone(&self.observed),
+            false => self.observed.with_transits(transits).map_or_else(|_| Arc::clone(&self.observed), Arc::new),
+        }
+    }
+
+    fn change(&mut self, back: BTreeSet<(MoveId, u32)>, now: u64) {
+        self.advance(now);
+        let topology = &self.with_open();
         let old = std::mem::replace(&mut self.topology, Arc::clone(topology));
         self.keepers = topology.nodes_with_keys();
         let old_back = std::mem::replace(&mut self.back, back);
@@ -273,7 +332,12 @@ impl Scans {
         let node = *self.members(since).get(place)?;
         let at = Position { pass, since, node, inner };
         // The keys of the node have moved away, so a later pass finds them.
-        if self.keepers.contains(&node) { Some(at) } else { self.next_node(at, now) }
+        match self.keepers.contains(&node) {
+            true => Some(at),
+            // The members must be noted before the pass ends.
+            false if self.topology.is_of_cluster() => Some(Position { inner: 0, ..at }),
+            false => self.next_node(at, now),
+        }
     }
 
     /// Encodes the cursor for the client; `None` if the node's own cursor is too large.
@@ -325,15 +389,19 @@ impl Scans {
         }
     }
 
-    fn next_node(&mut self, at: Position, now: u64) -> Option<Position> {
+    fn next_in_pass(&self, at: Position) -> Option<Position> {
         let nodes = self.nodes_in(at);
         let next = if at.pass.is_upwards() {
             nodes.into_iter().find(|node| *node > at.node)
         } else {
             nodes.into_iter().rev().find(|node| *node < at.node)
         };
-        if let Some(node) = next {
-            return Some(Position { node, inner: 0, ..at });
+        next.map(|node| Position { node, inner: 0, ..at })
+    }
+
+    fn next_node(&mut self, at: Position, now: u64) -> Option<Position> {
+        if let Some(next) = self.next_in_pass(at) {
+            return Some(next);
         }
         let open = self.not_covered(at)?;
         let since = self.fresh(now);
@@ -393,7 +461,7 @@ fn motion(topology: &Topology, back: &BTreeSet<(MoveId, u32)>, slot: Slot) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Continuum, Scheme, Server, Transit, crc16_slot};
+    use crate::topology::{Continuum, Scheme, Server, crc16_slot};
 
     const NOW: u64 = 7_000_000_000;
 
@@ -579,5 +647,51 @@ mod tests {
         assert_eq!(scans.decode(3, NOW), None);
         assert_eq!(scans.encode(Position { inner: 1 << 33, ..begun }).map(|cursor| cursor < 1 << 63), Some(true));
         assert_eq!(scans.encode(Position { inner: 1 << 34, ..begun }), None);
+    }
+
+    #[test]
+    fn open_slots_of_a_cluster_cause_another_pass() {
+        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let mut scans = Scans::new(Arc::clone(&cluster), NOW, 0);
+        let slot = cluster.ranges_of(NodeId(2)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
+        let opened = OpenSlot { from: NodeId(2), to: NodeId(0), slot };
+        let visited = |scans: &mut Scans, open: &[OpenSlot], returned: &[Slot]| {
+            let mut calls = 0;
+            full_scan(scans, 0, |scans| {
+                calls += 1;
+                if calls == 3 {
+                    assert!(scans.note_members(open.to_vec(), returned, NOW));
+                }
+            })
+        };
+        let later = |visited: &[(Pass, u16, u64)]| -> Vec<u16> {
+            visited.iter().filter(|(pass, ..)| *pass != Pass::First).map(|(_, node, _)| *node).collect()
+        };
+        assert_eq!(visited(&mut scans, &[], &[]).len(), 6, "each node twice");
+        // Keys may have left the last node for the first one after that was scanned.
+        let with_open = visited(&mut scans, &[opened], &[]);
+        assert_eq!(later(&with_open)[..4], [2, 2, 0, 0], "{with_open:?}");
+        // It stays open: a pass in the direction of its keys covers it.
+        let still_open = visited(&mut scans, &[opened], &[]);
+        assert_eq!(later(&still_open), [2, 2, 0, 0], "{still_open:?}");
+        assert!(later(&visited(&mut scans, &[], &[])).contains(&2), "it is closed");
+        assert_eq!(later(&visited(&mut scans, &[], &[slot])), [2, 2], "it may have returned");
+    }
+
+    #[test]
+    fn a_pass_over_a_cluster_never_ends_before_its_members_are_noted() {
+        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let mut scans = Scans::new(Arc::clone(&cluster), NOW, 0);
+        let begun = scans.begin(NOW);
+        let last = Position { node: NodeId(2), inner: 5, ..begun };
+        assert!(scans.is_last_of_pass(last) && !scans.is_last_of_pass(begun));
+        let cursor = scans.encode(last).expect("small");
+        let slots: Vec<Slot> = Slot::all().filter(|slot| cluster.owner(*slot) == NodeId(2)).collect();
+        scans.observe(&Arc::new(cluster.handed_over(&slots, NodeId(0))), BTreeSet::new(), NOW);
+        // Its last node has no keys any more.
+        assert_eq!(scans.decode(cursor, NOW), Some(Position { inner: 0, ..last }));
+        assert!(!scans.may_have_keys(NodeId(2)));
+        let next = scans.after(Position { inner: 0, ..last }, 0, NOW).expect("its keys are elsewhere");
+        assert_eq!((next.pass, next.node), (Pass::Down, NodeId(0)));
     }
 }

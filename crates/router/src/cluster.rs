@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::cluster::{Member, Place, Shard, View, ViewError};
+use switchyard_policy::cluster::{Adopted, Claims, Member, Place, Shard, View, ViewError};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
 use crate::lock::lock;
@@ -20,8 +20,19 @@ use crate::shared::{RoutingSnapshot, Shared};
 pub struct ClusterMap {
     view: Mutex<View>,
     started: Instant,
-    is_requested: Mutex<bool>,
+    requests: Mutex<Requests>,
     requested: Condvar,
+}
+
+/// Maximum number of addresses that wait to be resolved to members.
+const PLACES_MAX: usize = 64;
+
+/// Requests of workers to the keeper of the map.
+#[derive(Debug, Default)]
+struct Requests {
+    is_any: bool,
+    /// Addresses of members that are in no report, because they own no slots yet.
+    places: BTreeSet<(String, u16)>,
 }
 
 impl ClusterMap {
@@ -33,7 +44,7 @@ impl ClusterMap {
         Ok(Arc::new(Self {
             view: Mutex::new(View::new(shards, 0)?),
             started: Instant::now(),
-            is_requested: Mutex::default(),
+            requests: Mutex::default(),
             requested: Condvar::new(),
         }))
     }
@@ -61,16 +72,36 @@ impl ClusterMap {
 
     /// Waits until a worker requests a refresh of the map. Returns false after `timeout`.
     pub fn wait_for_request(&self, timeout: Duration) -> bool {
-        let requested = lock(&self.is_requested);
-        let waited = self.requested.wait_timeout_while(requested, timeout, |is_requested| !*is_requested);
-        let (mut is_requested, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut is_requested)
+        let requests = lock(&self.requests);
+        let waited = self.requested.wait_timeout_while(requests, timeout, |requests| !requests.is_any);
+        let (mut requests, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut requests.is_any)
     }
 
     /// Requests a refresh of the map.
     pub fn request(&self) {
-        *lock(&self.is_requested) = true;
+        lock(&self.requests).is_any = true;
         self.requested.notify_one();
+    }
+
+    /// Takes the addresses of members that are in no report.
+    pub fn take_places(&self) -> BTreeSet<(String, u16)> {
+        std::mem::take(&mut lock(&self.requests).places)
+    }
+
+    /// Requests that the member at an address be added.
+    fn request_place(&self, host: &str, port: u16) {
+        let mut requests = lock(&self.requests);
+        if requests.places.len() < PLACES_MAX {
+            requests.places.insert((host.to_owned(), port));
+        }
+        drop(requests);
+        self.request();
+    }
+
+    /// Milliseconds since the first report.
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 
     /// Id of a member in the cluster.
@@ -88,8 +119,20 @@ impl Shared {
     ) -> Result<bool, ViewError> {
         let Some(map) = &self.cluster else { return Ok(false) };
         let mut view = lock(&map.view);
-        let now_ms = map.started.elapsed().as_millis() as u64;
-        let is_changed = view.adopt(shards, now_ms)?;
+        let is_changed = view.adopt(shards, map.now_ms())?;
+        Ok(self.publish_members(&view, access, is_changed))
+    }
+
+    /// Adds a member that owns no slots.
+    pub(crate) fn adopt_member(&self, member: &Member, access: NodeAccess) -> bool {
+        let Some(map) = &self.cluster else { return false };
+        let mut view = lock(&map.view);
+        let is_changed = view.add(member, map.now_ms());
+        self.publish_members(&view, &BTreeMap::from([(member.clone(), access)]), is_changed)
+    }
+
+    /// `view` is locked, so that publications are in the order of epochs. Returns whether anything has changed.
+    fn publish_members(&self, view: &View, access: &BTreeMap<Member, NodeAccess>, is_changed: bool) -> bool {
         let of = |node: NodeId, member: &Member, routing: &RoutingSnapshot| {
             access.get(member).or_else(|| routing.live.nodes.get(&node)).cloned()
         };
@@ -98,15 +141,14 @@ impl Shared {
             view.members().filter_map(|(node, member)| Some((node, of(node, member, routing)?))).collect()
         };
         if !is_changed && nodes(&self.routing()) == self.routing().live.nodes {
-            return Ok(false);
+            return false;
         }
-        // Under the lock, so that publications are in the order of epochs.
         self.change_routing(|routing| {
             let mut live = (*routing.live).clone();
             live.nodes = nodes(routing);
             RoutingSnapshot { topology: view.topology().clone(), live: Arc::new(live), ..routing.clone() }
         });
-        Ok(true)
+        true
     }
 
     /// Adopts the owner of a slot from a redirect of the member `from`. `None`: the owner is unknown until the map is
@@ -126,6 +168,27 @@ impl Shared {
         owner
     }
 
+    /// Adopts the slots that members claim, and the open slots for scans. Returns false if this does not show all places
+    /// of keys: an owner's claims are missing, a member is in no report yet, or the open slots exceed what a scan follows.
+    pub(crate) fn adopt_claims(&self, claims: &[(NodeId, Claims)]) -> bool {
+        let Some(map) = &self.cluster else { return false };
+        let mut view = lock(&map.view);
+        let Adopted { open, returned, unknown, missing, is_changed } = view.adopt_claims(claims);
+        if is_changed {
+            self.change_routing(|routing| RoutingSnapshot { topology: view.topology().clone(), ..routing.clone() });
+        }
+        // Still under the lock, so that older claims do not replace these.
+        let is_complete = lock(&self.scans).note_members(open, &returned, self.scan_tick());
+        drop(view);
+        if !missing.is_empty() {
+            map.request();
+        }
+        for (host, port) in unknown.iter().filter_map(|peer| peer.place.as_ref()) {
+            map.request_place(host, *port);
+        }
+        is_complete && unknown.is_empty() && missing.is_empty()
+    }
+
     /// Returns the members of the cluster whose replicas have replaced them.
     pub(crate) fn replaced_members(&self) -> Vec<NodeId> {
         self.cluster.as_ref().map(|map| lock(&map.view).replaced().collect()).unwrap_or_default()
@@ -142,9 +205,12 @@ impl Shared {
     /// refreshed.
     pub(crate) fn member_at(&self, to: Place<'_>, from: NodeId) -> Option<NodeId> {
         let map = self.cluster.as_ref()?;
-        let node = lock(&map.view).find(to, from);
-        if node.is_none() {
-            map.request();
+        let view = lock(&map.view);
+        let node = view.find(to, from);
+        let host = to.host.map(str::to_owned).or_else(|| Some(view.member(from)?.host.clone()));
+        drop(view);
+        if let (None, Some(host)) = (node, host) {
+            map.request_place(&host, to.port);
         }
         node
     }

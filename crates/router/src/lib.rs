@@ -308,6 +308,12 @@ impl Router {
         self.shared.adopt_shards(shards, access)
     }
 
+    /// Publishes a member of the cluster that owns no slots, as the target of a migration. Returns whether anything has
+    /// changed.
+    pub fn adopt_member(&self, member: &Member, access: NodeAccess) -> bool {
+        self.shared.adopt_member(member, access)
+    }
+
     /// Publishes the servers of a replicated node to the workers. They leave an old primary at once: commands in flight
     /// there fail, and no further command is sent to it. The new primary is used after all workers have left, so that
     /// its replies are visible to every later read. `None`: the node has no replicas any more, and its address is in

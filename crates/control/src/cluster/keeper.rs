@@ -56,6 +56,7 @@ impl ClusterKeeper {
     /// If no member sends a usable report.
     pub fn refresh(&self) -> Result<bool, String> {
         let mut reader = self.reader();
+        let is_any_added = self.add_members(&reader.reader);
         let known: Vec<Member> = self.map.members().into_iter().map(|(_, member)| member).collect();
         let replaced = self.map.replaced();
         let turn = reader.turn;
@@ -65,13 +66,26 @@ impl ClusterKeeper {
         let Some(Report { shards, access }) = reader.reader.confirmed(report, &gaining) else {
             // A member has an older map than the others, for a moment.
             self.map.request();
-            return Ok(false);
+            return Ok(is_any_added);
         };
         let adopted = self.running.with(|router| router.adopt_shards(&shards, &access));
         let is_changed = adopted.unwrap_or(Ok(false)).map_err(|error| error.to_string())?;
         drop(reader);
         self.running.note_topology(self.map.topology());
-        Ok(is_changed)
+        Ok(is_changed || is_any_added)
+    }
+
+    /// Adds the members at addresses that workers have received, which own no slots yet.
+    fn add_members(&self, reader: &ClusterReader) -> bool {
+        let mut is_any_added = false;
+        for (host, port) in self.map.take_places() {
+            // If a member does not reply, the next redirect to it requests its address again.
+            if let Ok(member) = reader.member_at(&host, port) {
+                let access = reader.access_of(&member);
+                is_any_added |= self.running.with(|router| router.adopt_member(&member, access)).unwrap_or(false);
+            }
+        }
+        is_any_added
     }
 
     /// Applies settings with another reader: credentials and certificates may have changed.

@@ -108,6 +108,14 @@ impl ClusterReader {
         Ok(Report { access: access.collect(), shards })
     }
 
+    /// Returns the member at an address. A server that refuses `CLUSTER MYID` gets its address as its id.
+    pub(super) fn member_at(&self, host: &str, port: u16) -> Result<Member, String> {
+        let mut connection = NodeConnection::open(&self.resolved(&self.mapped(host, port)), self.timeout)?;
+        let answer = connection.call(&["CLUSTER", "MYID"]).map_err(|error| error.to_string())?;
+        let id = if answer.error().is_some() { format!("{host}:{port}") } else { answer.text() };
+        Ok(Member { id, host: host.to_owned(), port })
+    }
+
     /// Access to a member.
     pub(super) fn access_of(&self, member: &Member) -> NodeAccess {
         NodeAccess { name: member.name(), ..self.resolved(&self.mapped(&member.host, member.port)) }

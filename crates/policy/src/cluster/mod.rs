@@ -7,8 +7,10 @@
 //! Apart from [`topology`](crate::topology), which this module builds: a fleet of standalone nodes changes its own map
 //! step by step, while this map follows the replies of others and may be replaced as a whole.
 
+mod claims;
 mod redirect;
 mod view;
 
+pub use claims::{Claims, Peer};
 pub use redirect::{Place, Redirect};
-pub use view::{Member, Shard, View, ViewError};
+pub use view::{Adopted, Member, OpenSlot, Shard, View, ViewError};

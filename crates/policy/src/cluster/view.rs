@@ -9,11 +9,17 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::Place;
+use super::{Claims, Peer, Place};
 use crate::topology::{MAX_NODES, Node, NodeId, PartsError, SLOT_COUNT, Slot, Topology};
 
 /// Time for which a member without slots keeps its number. Above any time that a command may be in flight by default.
 const LINGER_MS: u64 = 60_000;
+
+/// Time for which the target of a migration keeps its number without slots: a slot may have many keys.
+const TARGET_LINGER_MS: u64 = 3_600_000;
+
+/// Maximum number of further addresses of a member.
+const PLACES_MAX: usize = 4;
 
 /// A member, as reported.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -49,6 +55,33 @@ pub struct Shard {
     pub replicas: Vec<Member>,
 }
 
+/// Effects of the slots that members claim.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Adopted {
+    /// Slots whose keys migrate one by one, in order.
+    pub open: Vec<OpenSlot>,
+    /// Slots that may have left their owner and returned since its last claims: its configuration epoch has changed, or
+    /// these claims are its first.
+    pub returned: Vec<Slot>,
+    /// Members that may have keys, and that no report contains yet.
+    pub unknown: BTreeSet<Peer>,
+    /// Owners of slots whose claims are not present.
+    pub missing: BTreeSet<NodeId>,
+    /// The owner of a slot has changed.
+    pub is_changed: bool,
+}
+
+/// A slot whose keys migrate one by one from one member to another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OpenSlot {
+    /// Source.
+    pub from: NodeId,
+    /// Target.
+    pub to: NodeId,
+    /// The slot.
+    pub slot: Slot,
+}
+
 /// Reasons why a report is not usable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ViewError {
@@ -82,11 +115,24 @@ struct Known {
     replicas: BTreeSet<String>,
     /// One of its replicas has all its slots.
     is_replaced: bool,
+    /// Configuration epoch, as last claimed.
+    epoch: Option<u64>,
+    /// The address is from a redirect or from another member, and no report contains the member yet.
+    is_added: bool,
+    /// Further addresses in redirects: the IP address of a member that is reported by its host name, for example.
+    places: Vec<(String, u16)>,
 }
 
 impl Known {
     fn new(member: &Member, owned_ms: u64) -> Self {
-        Self { member: member.clone(), owned_ms, replicas: BTreeSet::new(), is_replaced: false }
+        let (replicas, places) = (BTreeSet::new(), Vec::new());
+        Self { member: member.clone(), owned_ms, replicas, is_replaced: false, epoch: None, is_added: false, places }
+    }
+
+    fn is_at(&self, host: &str, port: u16) -> bool {
+        let own = std::iter::once((&self.member.host, self.member.port));
+        let all = own.chain(self.places.iter().map(|(host, port)| (host, *port)));
+        all.into_iter().any(|(of, at)| at == port && of.eq_ignore_ascii_case(host))
     }
 }
 
@@ -163,10 +209,20 @@ impl View {
             return Err(ViewError::BadRange(shard.slots.clone()));
         }
         let (mut known, mut owners, mut next_id) = (self.known.clone(), self.owners.clone(), self.next_id);
+        let mut is_renamed = false;
         for Shard { slots, primary, .. } in shards {
-            let number = known.iter().find(|(_, known)| known.member == *primary).map(|(number, _)| *number);
+            let is_it = |of: &Known| of.member == *primary || of.is_added && of.member.id == primary.id;
+            let number = known.iter_mut().find(|(_, known)| is_it(known));
             let number = match number {
-                Some(number) => number,
+                Some((number, known)) => {
+                    known.is_added = false;
+                    if known.member != *primary {
+                        let added = std::mem::replace(&mut known.member, primary.clone());
+                        known.places.push((added.host, added.port));
+                        is_renamed = true;
+                    }
+                    *number
+                }
                 None => {
                     // The number of a former member would name another process, or an unused address.
                     let is_former = |other: &Member| {
@@ -200,12 +256,14 @@ impl View {
             } else {
                 known.is_replaced = known.replicas.iter().any(|id| owners_ids.contains(id.as_str()));
             }
-            owns[number.index()] || now_ms.saturating_sub(known.owned_ms) < LINGER_MS
+            let linger_ms = if known.is_added { TARGET_LINGER_MS } else { LINGER_MS };
+            owns[number.index()] || now_ms.saturating_sub(known.owned_ms) < linger_ms
         });
         let is_replaced = |known: &BTreeMap<NodeId, Known>| -> Vec<NodeId> {
             known.iter().filter(|(_, known)| known.is_replaced).map(|(node, _)| *node).collect()
         };
-        let is_changed = owners != self.owners
+        let is_changed = is_renamed
+            || owners != self.owners
             || !known.keys().eq(self.known.keys())
             || is_replaced(&known) != is_replaced(&self.known);
         if is_changed {
@@ -216,12 +274,96 @@ impl View {
         Ok(is_changed)
     }
 
+    /// Adopts the slots that members claim. Of several members that claim a slot, the one with the greatest configuration
+    /// epoch is its owner, as in the cluster.
+    pub fn adopt_claims(&mut self, claims: &[(NodeId, Claims)]) -> Adopted {
+        let mut adopted = Adopted::default();
+        let mut open: BTreeMap<Slot, (NodeId, NodeId)> = BTreeMap::new();
+        let mut claimed: BTreeMap<u16, (u64, NodeId)> = BTreeMap::new();
+        let claims = || claims.iter().filter(|(node, _)| self.known.contains_key(node));
+        for (node, claims) in claims() {
+            for slot in claims.slots.iter().cloned().flatten() {
+                let of = claimed.entry(slot).or_insert((claims.epoch, *node));
+                *of = (*of).max((claims.epoch, *node));
+            }
+        }
+        // The source of a migration determines the target of its keys.
+        for (node, claims) in claims() {
+            for (slot, source) in &claims.importing {
+                match self.number(&source.id) {
+                    Some(source) => _ = open.insert(*slot, (source, *node)),
+                    None => _ = adopted.unknown.insert(source.clone()),
+                }
+            }
+        }
+        for (node, claims) in claims() {
+            for (slot, target) in &claims.migrating {
+                match self.number(&target.id) {
+                    Some(target) => _ = open.insert(*slot, (*node, target)),
+                    None => _ = adopted.unknown.insert(target.clone()),
+                }
+            }
+        }
+        let is_open = |(slot, (from, to))| (from != to).then_some(OpenSlot { from, to, slot });
+        adopted.open = open.into_iter().filter_map(is_open).collect();
+        for (node, claims) in claims() {
+            let before = self.known.get(node).and_then(|known| known.epoch);
+            for other in &claims.others {
+                match self.number(&other.id) {
+                    Some(other) => _ = adopted.missing.insert(other),
+                    None => _ = adopted.unknown.insert(other.clone()),
+                }
+            }
+            if before != Some(claims.epoch) {
+                adopted.returned.extend(claims.slots.iter().cloned().flatten().filter_map(Slot::new));
+            }
+        }
+        let epochs: Vec<(NodeId, u64)> = claims().map(|(node, claims)| (*node, claims.epoch)).collect();
+        for (node, epoch) in &epochs {
+            self.known.entry(*node).and_modify(|known| known.epoch = Some(*epoch));
+        }
+        let mut owners = self.owners.clone();
+        claimed.into_iter().for_each(|(slot, (_, owner))| owners[usize::from(slot)] = owner);
+        adopted.is_changed = self.change_owners(owners);
+        adopted.missing.extend(&self.owners);
+        epochs.iter().for_each(|(node, _)| _ = adopted.missing.remove(node));
+        adopted
+    }
+
+    /// Adds a member that owns no slots, as the target of a migration. A member with a known id gets another address.
+    /// Returns whether anything has changed.
+    pub fn add(&mut self, member: &Member, now_ms: u64) -> bool {
+        let place = (member.host.clone(), member.port);
+        if let Some(number) = self.number(&member.id) {
+            let Some(known) = self.known.get_mut(&number) else { return false };
+            let is_new = !known.is_at(&member.host, member.port) && known.places.len() < PLACES_MAX;
+            known.places.extend(is_new.then_some(place));
+            return is_new;
+        }
+        let Ok(number) = u16::try_from(self.next_id).map(NodeId) else { return false };
+        let mut known = self.known.clone();
+        // The number of a former member at this address would name another process.
+        known.retain(|_, known| (&known.member.host, known.member.port) != (&member.host, member.port));
+        if self.owners.iter().any(|owner| !known.contains_key(owner)) {
+            return false;
+        }
+        known.insert(number, Known { is_added: true, ..Known::new(member, now_ms) });
+        let Ok(topology) = built(self.topology.epoch() + 1, &known, &self.owners, self.next_id + 1) else {
+            return false;
+        };
+        (self.known, self.topology, self.next_id) = (known, Arc::new(topology), self.next_id + 1);
+        true
+    }
+
+    fn number(&self, id: &str) -> Option<NodeId> {
+        self.known.iter().find(|(_, known)| known.member.id == id).map(|(node, _)| *node)
+    }
+
     /// Finds the member at an address. `from`: the member that sent the redirect.
     #[must_use]
     pub fn find(&self, place: Place<'_>, from: NodeId) -> Option<NodeId> {
         let host = place.host.or_else(|| self.member(from).map(|member| member.host.as_str()))?;
-        let is_there = |member: &Member| member.port == place.port && member.host.eq_ignore_ascii_case(host);
-        self.known.iter().find(|(_, known)| is_there(&known.member)).map(|(number, _)| *number)
+        self.known.iter().find(|(_, known)| known.is_at(host, place.port)).map(|(number, _)| *number)
     }
 
     /// Adopts the owner of one slot, from a redirect. Returns whether anything has changed.
@@ -230,12 +372,19 @@ impl View {
         if before == owner || !self.known.contains_key(&owner) {
             return false;
         }
-        self.owners[slot.index()] = owner;
-        match built(self.topology.epoch() + 1, &self.known, &self.owners, self.next_id) {
-            Ok(topology) => self.topology = Arc::new(topology),
-            Err(_) => self.owners[slot.index()] = before,
+        let mut owners = self.owners.clone();
+        owners[slot.index()] = owner;
+        self.change_owners(owners)
+    }
+
+    /// Returns whether anything has changed.
+    fn change_owners(&mut self, owners: Vec<NodeId>) -> bool {
+        if owners == self.owners {
+            return false;
         }
-        self.owners[slot.index()] == owner
+        let Ok(topology) = built(self.topology.epoch() + 1, &self.known, &owners, self.next_id) else { return false };
+        (self.owners, self.topology) = (owners, Arc::new(topology));
+        true
     }
 }
 
@@ -336,6 +485,73 @@ mod tests {
         assert_eq!(view.replaced().collect::<Vec<_>>(), []);
     }
 
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).expect("a slot")
+    }
+
+    fn peer(id: &str) -> Peer {
+        Peer { id: id.to_owned(), place: Some(("10.0.0.1".to_owned(), 9)) }
+    }
+
+    #[test]
+    fn claims_change_owners_and_show_open_slots() {
+        let mut view = two();
+        let (a, b) = (NodeId(0), NodeId(1));
+        let first =
+            Claims { epoch: 1, slots: vec![10..=8191], migrating: vec![(slot(20), peer("b"))], ..Claims::default() };
+        let second = Claims {
+            epoch: 2,
+            slots: vec![0..=9, 8192..=16383, 8000..=8000],
+            importing: vec![(slot(20), peer("a")), (slot(21), peer("new"))],
+            others: vec![peer("a"), peer("other")],
+            migrating: vec![],
+        };
+        let adopted = view.adopt_claims(&[(b, second.clone()), (a, first)]);
+        let open = vec![OpenSlot { from: a, to: b, slot: slot(20) }];
+        let unknown = BTreeSet::from([peer("new"), peer("other")]);
+        assert_eq!((adopted.open, adopted.unknown, adopted.is_changed), (open, unknown, true));
+        assert_eq!((owner(&view, 9), owner(&view, 10), owner(&view, 8000)), ("b", "a", "b"), "by the greater epoch");
+        let again = view.adopt_claims(&[(b, second), (NodeId(7), Claims::default())]);
+        assert_eq!((again.is_changed, again.missing), (false, BTreeSet::from([a])));
+        // A member that owned no slots when the others were queried.
+        assert!(view.add(&member("other", 3), 1));
+        let all = Claims { epoch: 3, slots: vec![0..=16383], others: vec![peer("other")], ..Claims::default() };
+        assert!(view.adopt_claims(&[(a, all)]).missing.contains(&NodeId(2)));
+    }
+
+    #[test]
+    fn a_changed_epoch_shows_that_slots_may_have_returned() {
+        let mut view = two();
+        let claims = |epoch| Claims { epoch, slots: vec![0..=2], ..Claims::default() };
+        let all: Vec<Slot> = (0..=2).map(slot).collect();
+        assert_eq!(view.adopt_claims(&[(NodeId(0), claims(1))]).returned, all);
+        assert_eq!(view.adopt_claims(&[(NodeId(0), claims(1))]).returned, []);
+        assert_eq!(view.adopt_claims(&[(NodeId(0), claims(3))]).returned, all);
+        assert_eq!(view.adopt_claims(&[(NodeId(0), claims(3))]).returned, []);
+    }
+
+    #[test]
+    fn a_member_without_slots_is_found_and_keeps_its_number() {
+        let mut view = two();
+        let place = |host, port| Place { host: Some(host), port };
+        let new = NodeId(2);
+        assert!(view.add(&member("c", 3), 5) && !view.add(&member("c", 3), 5));
+        assert_eq!(view.find(place("10.0.0.1", 3), NodeId(0)), Some(new));
+        // By its name.
+        assert!(view.add(&Member { host: "Host".to_owned(), ..member("c", 3) }, 5));
+        assert_eq!(view.find(place("host", 3), NodeId(0)), Some(new));
+        // It is the target of a migration.
+        let leaves = Claims { epoch: 1, migrating: vec![(slot(0), peer("c"))], ..Claims::default() };
+        let open = vec![OpenSlot { from: NodeId(0), to: new, slot: slot(0) }];
+        assert_eq!(view.adopt_claims(&[(NodeId(0), leaves)]).open, open);
+        assert!(view.moved(slot(0), new));
+        let named = Shard { primary: Member { host: "host".to_owned(), ..member("c", 3) }, ..shard(0..=0, "c", 3) };
+        assert_eq!(view.adopt(&[named, shard(1..=8191, "a", 1), shard(8192..=16383, "b", 2)], 6), Ok(true));
+        assert_eq!(view.find(place("10.0.0.1", 3), NodeId(0)), Some(new));
+        assert_eq!(view.member(new).map(|member| member.host.as_str()), Some("host"));
+        assert!(!view.add(&member("d", 1), 7), "an owner is at this address");
+    }
+
     #[test]
     fn a_redirect_changes_the_owner_of_one_slot_once() {
         let mut view = two();
@@ -343,7 +559,7 @@ mod tests {
         assert_eq!(view.find(place(Some("10.0.0.1"), 2), NodeId(0)), Some(NodeId(1)));
         assert_eq!(view.find(place(None, 2), NodeId(0)), Some(NodeId(1)));
         assert_eq!(view.find(place(Some("10.0.0.2"), 2), NodeId(0)), None);
-        let slot = Slot::new(7).expect("a slot");
+        let slot = slot(7);
         let epoch = view.topology().epoch();
         assert!(view.moved(slot, NodeId(1)) && !view.moved(slot, NodeId(1)) && !view.moved(slot, NodeId(9)));
         assert_eq!((owner(&view, 7), owner(&view, 6), owner(&view, 8)), ("b", "a", "a"));

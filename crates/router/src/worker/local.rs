@@ -44,11 +44,6 @@ impl Worker {
         let Invocation { routing, handle, command, raw, args, .. } = *call;
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
-        if local == Local::Scan && routing.topology.is_of_cluster() {
-            // It would miss keys of migrating slots.
-            let text = "ERR SCAN is not available in front of a cluster yet";
-            return self.cx.down.refuse(&self.cx.turn, handle, class, text);
-        }
         let Some(client) = self.cx.down.get_mut(handle) else { return Flow::Close };
         let resp3 = client.resp3();
         let mut out = Vec::new();

@@ -4,6 +4,7 @@
 //! keyspace comes in one reply, as from one server, and nodes without keys cost the client no round trips.
 //! `policy::scan` defines the order of nodes and the meaning of a cursor.
 
+use switchyard_policy::cluster::Claims;
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
 use switchyard_policy::topology::NodeId;
@@ -35,8 +36,22 @@ const COUNT_LATER: usize = 1000;
 /// Maximum number of rounds of later passes in one call.
 const ROUNDS_LATER: u32 = 16;
 
+/// Query of a scan whose replies come next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Query {
+    /// SCAN of a node.
+    Keys,
+    /// CLUSTER NODES of all members: before the scan begins.
+    First,
+    /// CLUSTER NODES of all members, before a pass ends: slots may have moved without a redirect to this router.
+    Last,
+}
+
 #[derive(Debug)]
 struct Scan {
+    query: Query,
+    /// Members whose CLUSTER NODES come next, in order.
+    members: Vec<NodeId>,
     at: Position,
     /// The slots of the pass; `None`: all.
     about: Option<SlotSet>,
@@ -50,6 +65,11 @@ struct Scan {
 }
 
 impl Scan {
+    fn new(at: Position, about: Option<SlotSet>, args: Vec<Vec<u8>>, wanted: usize) -> Self {
+        let (query, members, keys) = (Query::Keys, Vec::new(), Vec::new());
+        Self { query, members, at, about, args, wanted, rounds_later: 0, found: 0, keys }
+    }
+
     fn request(&self) -> StepRequest {
         let cursor = self.at.inner.to_string();
         let count = self.wanted.max(COUNT_LATER).to_string();
@@ -81,9 +101,38 @@ fn failed(text: &str) -> Vec<u8> {
 }
 
 impl Scan {
-    /// Takes the keys found by a node. Returns the next position, `None` at the end of the scan, or the error for the
-    /// client.
-    fn take(&mut self, turn: &Turn, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
+    /// Queries all members of a cluster for their slots.
+    fn query_members(&mut self, turn: &Turn, query: Query) -> Vec<StepRequest> {
+        self.query = query;
+        self.members = turn.data_nodes().all();
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"CLUSTER"[..], b"NODES"]);
+        let step = |node: &NodeId| StepRequest { node: *node, lane: Lane::Main, requests: vec![request.clone()] };
+        self.members.iter().map(step).collect()
+    }
+
+    /// Takes the replies of all members. Returns whether they show all places of keys, or the error for the client.
+    fn take_members(&self, turn: &Turn, parts: &[Vec<u8>]) -> Result<bool, Vec<u8>> {
+        let claims = |part: &Vec<u8>| Claims::of(std::str::from_utf8(reply::text(part)?).ok()?);
+        let replies = || self.members.iter().zip(parts);
+        let claims: Vec<_> = replies().filter_map(|(node, part)| Some((*node, claims(part)?))).collect();
+        let is_complete = turn.shared().adopt_claims(&claims);
+        let owners = turn.routing().topology.nodes_with_keys();
+        let refusal = replies().find(|(node, part)| owners.contains(node) && reply::is_error(part));
+        match refusal.filter(|_| !is_complete).map(|(_, part)| part) {
+            Some(error) if error.starts_with(b"-NODE") => Err(error.clone()),
+            Some(error) => {
+                let reason = String::from_utf8_lossy(reply::text(error).unwrap_or_default());
+                Err(failed(&format!(
+                    "ERR SCAN in front of a cluster needs CLUSTER NODES, which a member refuses: {reason}"
+                )))
+            }
+            None => Ok(is_complete),
+        }
+    }
+
+    /// Takes the keys found by a node. Returns the node's own cursor, or the error for the client.
+    fn take(&mut self, turn: &Turn, answer: &[u8]) -> Result<u64, Vec<u8>> {
         if reply::is_error(answer) {
             return Err(answer.to_vec());
         }
@@ -93,7 +142,7 @@ impl Scan {
             return Err(failed("ERR switchyard: the reply of a node to SCAN is not a cursor with keys"));
         };
         let routing = turn.routing().clone();
-        // On a continuum, keys of earlier server lists are normal.
+        // On a continuum, keys of earlier server lists are normal. Members of a cluster delete keys that are not theirs.
         let may_be_astray = !routing.topology.placement().is_crc16() || !lock(&turn.shared().moves).is_empty();
         for element in reply::elements(found) {
             let Some(key) = reply::text(element) else { continue };
@@ -111,8 +160,7 @@ impl Scan {
         if self.keys.len() > turn.routing().live.client_output_limit {
             return Err(failed(super::gather::TOO_LARGE));
         }
-        let now = turn.shared().scan_tick();
-        Ok(lock(&turn.shared().scans).after(self.at, inner, now))
+        Ok(inner)
     }
 
     /// Returns the reply to the client, with the cursor of the next position.
@@ -130,9 +178,33 @@ impl Scan {
 
 impl MultiStepCommand for Scan {
     fn next(&mut self, turn: &Turn, up: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let next = match self.take(turn, &parts.into_iter().next().unwrap_or_default()) {
-            Ok(next) => next,
-            Err(error) => return Next::Done(error),
+        let now = turn.shared().scan_tick();
+        let scans = || lock(&turn.shared().scans);
+        let next = match std::mem::replace(&mut self.query, Query::Keys) {
+            Query::Keys => {
+                let inner = match self.take(turn, &parts.into_iter().next().unwrap_or_default()) {
+                    Ok(inner) => inner,
+                    Err(error) => return Next::Done(error),
+                };
+                if inner == 0 && turn.routing().topology.is_of_cluster() && scans().is_last_of_pass(self.at) {
+                    return Next::Round(self.query_members(turn, Query::Last));
+                }
+                scans().after(self.at, inner, now)
+            }
+            Query::First => {
+                // If claims are missing, they appear as a change at the end of the pass.
+                if let Err(error) = self.take_members(turn, &parts) {
+                    return Next::Done(error);
+                }
+                self.at = scans().begin(now);
+                return Next::Round(vec![self.request()]);
+            }
+            Query::Last => match self.take_members(turn, &parts) {
+                Ok(true) => scans().after(self.at, 0, now),
+                // The last node is scanned again, until the members show all places of keys.
+                Ok(false) => return Next::Done(self.reply(turn, Some(Position { inner: 0, ..self.at }))),
+                Err(error) => return Next::Done(error),
+            },
         };
         // If this turn does not know the node yet, or the node is lost, it is queried in the next call, which waits.
         if let Some(next) = next.filter(|next| turn.routing().topology.node(next.node).is_some())
@@ -150,10 +222,13 @@ impl MultiStepCommand for Scan {
 impl Worker {
     /// Returns the node's reply to it, with a cursor suited to clients.
     pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
-        let mut scan =
-            Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
+        let mut scan = Scan::new(scan.0, None, Vec::new(), 0);
         match scan.take(&self.cx.turn, answer) {
-            Ok(next) => scan.reply(&self.cx.turn, next),
+            Ok(inner) => {
+                let shared = self.cx.turn.shared();
+                let next = lock(&shared.scans).after(scan.at, inner, shared.scan_tick());
+                scan.reply(&self.cx.turn, next)
+            }
             Err(error) => error,
         }
     }
@@ -200,10 +275,14 @@ impl Gathers {
             down.answer(turn, handle, class, end);
             return Flow::Next;
         };
+        // The keys of its node have moved away, so the pass continues at the next node.
+        let is_left = routing.topology.is_of_cluster() && !scans.may_have_keys(at.node);
+        let ends_pass = is_left && scans.is_last_of_pass(at);
+        let at = if is_left && !ends_pass { scans.after(at, 0, now).unwrap_or(at) } else { at };
         let about = scans.wanted(at).cloned();
         let again = scans.encode(at);
         drop(scans);
-        if routing.topology.node(at.node).is_none() {
+        if !ends_pass && routing.topology.node(at.node).is_none() {
             // This worker does not know the node yet.
             let mut out = b"*2\r\n".to_vec();
             encode::bulk(&mut out, again.unwrap_or_default().to_string().as_bytes());
@@ -212,9 +291,13 @@ impl Gathers {
             return Flow::Next;
         }
         let wanted = count.unwrap_or(COUNT);
-        let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
-        let ask = scan.request();
+        let mut scan = Scan::new(at, about, names, wanted);
+        let requests = match cursor {
+            0 if routing.topology.is_of_cluster() => scan.query_members(turn, Query::First),
+            _ if ends_pass => scan.query_members(turn, Query::Last),
+            _ => vec![scan.request()],
+        };
         // No barrier: a key that exists during a complete iteration is found regardless of other commands.
-        self.begin_rounds(turn, down, handle, class, Box::new(scan), vec![ask])
+        self.begin_rounds(turn, down, handle, class, Box::new(scan), requests)
     }
 }

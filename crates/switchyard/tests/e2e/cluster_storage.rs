@@ -1,5 +1,6 @@
 //! A cluster as storage: redirects, transactions and scripts in front of members, also while slots migrate.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,22 +11,30 @@ use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports, until};
 
 /// Members of a cluster, each with an equal share of the slots, and then a replica of each, if there are any.
-struct Members {
-    nodes: Vec<Node>,
-    ids: Vec<String>,
+pub(crate) struct Members {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) ids: Vec<String>,
 }
 
 impl Members {
-    fn start(count: usize) -> Members {
-        Self::start_with(count, 0)
+    pub(crate) fn start(count: usize) -> Members {
+        Self::start_of(count, 0, 0)
     }
 
     /// `replicas`: number of members with a replica.
-    fn start_with(primaries: usize, replicas: usize) -> Members {
-        let count = primaries + replicas;
+    pub(crate) fn start_with(primaries: usize, replicas: usize) -> Members {
+        Self::start_of(primaries, replicas, 0)
+    }
+
+    /// `fresh`: number of primaries without slots, after all others.
+    pub(crate) fn start_of(primaries: usize, replicas: usize, fresh: usize) -> Members {
+        let count = primaries + replicas + fresh;
         let start = || {
             let bus = ports::free().to_string();
+            // Without it, a member that loses its last slot becomes a replica.
+            let stays = ["--cluster-allow-replica-migration", "no"];
             let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
+            let args = [&args[..], &stays].concat();
             (Node::start(&NodeOptions::args(&args)), bus)
         };
         let started: Vec<(Node, String)> = std::thread::scope(|scope| {
@@ -50,10 +59,11 @@ impl Members {
                 info.contains("cluster_state:ok") && info.contains(&known)
             })
         });
-        for (replica, id) in nodes[primaries..].iter().zip(&ids) {
+        let with_data = primaries + replicas;
+        for (replica, id) in nodes[primaries..with_data].iter().zip(&ids) {
             until("it can be a replica", || replica.cmd(&format!("CLUSTER REPLICATE {id}")) == ok());
         }
-        for replica in &nodes[primaries..] {
+        for replica in &nodes[primaries..with_data] {
             until("the replica has its data", || {
                 replica.cmd("INFO replication").text().contains("master_link_status:up")
             });
@@ -67,18 +77,18 @@ impl Members {
         members
     }
 
-    fn addresses(&self) -> Vec<SocketAddr> {
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         self.nodes.iter().map(Node::address).collect()
     }
 
-    fn router(&self, config: &str) -> Router {
+    pub(crate) fn router(&self, config: &str) -> Router {
         let options = RouterOptions { is_cluster: true, ..RouterOptions::config(config) };
         Router::start(&self.addresses()[..1], &options)
     }
 
     /// Waits until all members know the same configuration epochs. Two members that take slots with one epoch would
     /// dispute them, and delete keys.
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         let epochs = |node: &Node| {
             let text = node.cmd("CLUSTER NODES").text();
             let mut epochs: Vec<(String, String)> = text
@@ -98,7 +108,7 @@ impl Members {
     }
 
     /// Number of the member that owns the slot of a key, once all members agree.
-    fn owner(&self, key: &str) -> usize {
+    pub(crate) fn owner(&self, key: &str) -> usize {
         let slot = i64::from(slot(key.as_bytes()));
         let owner_by = |node: &Node| {
             let shown = node.cmd("CLUSTER SLOTS");
@@ -116,14 +126,14 @@ impl Members {
     }
 
     /// Begins to migrate the slot of a key.
-    fn open(&self, key: &str, from: usize, to: usize) {
+    pub(crate) fn open(&self, key: &str, from: usize, to: usize) {
         let slot = slot(key.as_bytes());
         assert_eq!(self.nodes[to].cmd(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", self.ids[from])), ok());
         assert_eq!(self.nodes[from].cmd(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", self.ids[to])), ok());
     }
 
     /// Migrates some keys of a slot.
-    fn migrate(&self, from: usize, to: usize, keys: &[String]) {
+    pub(crate) fn migrate(&self, from: usize, to: usize, keys: &[String]) {
         let address = self.nodes[to].address();
         let mut words: Vec<String> =
             ["MIGRATE", &address.ip().to_string(), &address.port().to_string(), "", "0", "5000", "KEYS"]
@@ -136,7 +146,7 @@ impl Members {
     }
 
     /// Migrates the remaining keys, and gives the slot to the target.
-    fn close(&self, key: &str, from: usize, to: usize) {
+    pub(crate) fn close(&self, key: &str, from: usize, to: usize) {
         let slot = slot(key.as_bytes());
         loop {
             let left = self.nodes[from].cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 10"));
@@ -152,12 +162,12 @@ impl Members {
         }
     }
 
-    fn is_primary(&self, number: usize) -> bool {
+    pub(crate) fn is_primary(&self, number: usize) -> bool {
         self.nodes[number].cmd("ROLE").items()[0].text() == "master"
     }
 
     /// Moves the slot of a key to another member.
-    fn reshard(&self, key: &str) {
+    pub(crate) fn reshard(&self, key: &str) {
         self.settle();
         let from = self.owner(key);
         let to = (0..self.nodes.len()).cycle().skip(from + 1).find(|at| self.is_primary(*at)).expect("another primary");
@@ -199,7 +209,6 @@ fn commands_of_every_kind_work_in_front_of_a_cluster() {
     assert_eq!((client.cmd("LPUSH l v"), client.cmd("BLPOP l 1")), (int(1), Value::Array(vec![bulk("l"), bulk("v")])));
     for (refused, why) in [
         ("SELECT 1", "serves only database 0 in front of a cluster"),
-        ("SCAN 0", "SCAN is not available in front of a cluster yet"),
         ("SWITCHYARD BALANCE", "this router has no moves"),
     ] {
         let error = client.cmd(refused);
@@ -520,6 +529,98 @@ fn replies_of_a_replaced_primary_do_not_count() {
     let error = writer.reply();
     assert!(error.error().is_some_and(|error| error.starts_with("NODELOST")), "{error:?}");
     assert_eq!(client.cmd("GET a"), bulk("new"));
+}
+
+#[test]
+fn a_member_without_slots_serves_a_slot_that_migrates_to_it() {
+    if direct() {
+        return;
+    }
+    let members = Members::start_of(2, 0, 1);
+    let router = members.router("");
+    let mut client = Client::connect(router.address());
+    client.cmd("MSET {k}1 one {k}2 two");
+    let from = members.owner("{k}1");
+    members.open("{k}1", from, 2);
+    // No report contains this member yet.
+    assert_eq!((client.cmd("SET {k}3 three"), client.cmd("GET {k}3")), (ok(), bulk("three")));
+    members.migrate(from, 2, &["{k}1".to_owned()]);
+    assert_eq!((client.cmd("GET {k}1"), client.cmd("GET {k}2")), (bulk("one"), bulk("two")));
+    assert_eq!(scanned(&mut client), ["{k}1", "{k}2", "{k}3"].map(str::to_owned).into());
+    // By a router that has received no redirect.
+    let another = members.router("");
+    assert_eq!(scanned(&mut Client::connect(another.address())), ["{k}1", "{k}2", "{k}3"].map(str::to_owned).into());
+    members.close("{k}1", from, 2);
+    assert_eq!(client.cmd("MGET {k}1 {k}2 {k}3"), Value::Array(vec![bulk("one"), bulk("two"), bulk("three")]));
+    assert_eq!(client.cmd("DBSIZE"), int(3));
+}
+
+/// Keys of a whole scan.
+fn scanned(client: &mut Client) -> BTreeSet<String> {
+    let (mut cursor, mut found) = ("0".to_owned(), BTreeSet::new());
+    loop {
+        let reply = client.cmd(&format!("SCAN {cursor} COUNT 20"));
+        found.extend(reply.items()[1].items().iter().map(Value::text));
+        cursor = reply.items()[0].text();
+        if cursor == "0" {
+            return found;
+        }
+    }
+}
+
+#[test]
+fn a_scan_finds_every_key_while_slots_migrate() {
+    if direct() {
+        return;
+    }
+    let members = Members::start_of(3, 0, 1);
+    let router = members.router("");
+    let mut client = Client::connect(router.address());
+    // Many keys of few slots, which move, among others.
+    let tags = ["s0", "s1", "s2"];
+    let key = |number: usize| match number % 3 {
+        0 => format!("k{number}"),
+        _ => format!("{{{}}}{number}", tags[number % 9 / 3]),
+    };
+    let all: BTreeSet<String> = (0..600).map(key).collect();
+    for key in &all {
+        client.cmd(&format!("SET {key} v"));
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let scans: Vec<_> = (0..2)
+            .map(|_| {
+                let (address, is_over, all) = (router.address(), &is_over, &all);
+                scope.spawn(move || {
+                    let (mut client, mut scans) = (Client::connect(address), 0);
+                    while !is_over.load(Ordering::Relaxed) || scans < 3 {
+                        let found = scanned(&mut client);
+                        assert_eq!(all.difference(&found).collect::<Vec<_>>(), Vec::<&String>::new());
+                        scans += 1;
+                    }
+                })
+            })
+            .collect();
+        for round in 0..12 {
+            members.settle();
+            let key = format!("{{{}}}", tags[round % 3]);
+            let from = members.owner(&key);
+            let to = (from + 1 + round % 2) % 4;
+            members.open(&key, from, to);
+            // Slowly, so that scans see a part of its keys at each member.
+            let slot = slot(key.as_bytes());
+            for _ in 0..5 {
+                let some = members.nodes[from].cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 20"));
+                members.migrate(from, to, &some.items().iter().map(Value::text).collect::<Vec<_>>());
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            members.close(&key, from, to);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        members.owner("{s2}");
+        until("the router has the map", || client.cmd("DBSIZE") == int(all.len() as i64));
+        scans.into_iter().for_each(|scan| scan.join().expect("every key"));
+    });
 }
 
 #[test]
