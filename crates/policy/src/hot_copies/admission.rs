@@ -19,7 +19,7 @@ pub struct Knobs {
     pub bytes_max: usize,
     /// Minimum reads per second to admit a key.
     pub min_reads_per_second: usize,
-    /// Maximum number of keys admitted per step.
+    /// Maximum number of keys admitted per second, by requests and by load together.
     pub admissions_per_second: usize,
     /// Time for which a cold key remains admitted.
     pub deletion_delay: Duration,
@@ -77,10 +77,32 @@ struct AdmittedKey {
     cold_since_us: Option<u64>,
 }
 
+/// Allowance of admissions: it grows with time, up to the admissions of one second.
+#[derive(Clone, Copy, Debug, Default)]
+struct Allowance {
+    left: f64,
+    at_us: Option<u64>,
+}
+
+impl Allowance {
+    /// Returns the whole admissions that are left at this time.
+    fn at(&mut self, per_second: usize, now_us: u64) -> usize {
+        let rate = per_second as f64;
+        let seconds = self.at_us.replace(now_us).map_or(1.0, |at| now_us.saturating_sub(at) as f64 / 1e6);
+        self.left = (self.left + seconds * rate).min(rate);
+        self.left as usize
+    }
+
+    fn take(&mut self, count: usize) {
+        self.left = (self.left - count as f64).max(0.0);
+    }
+}
+
 /// The admitted keys, with their observed load.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
     keys: BTreeMap<u64, AdmittedKey>,
+    allowance: Allowance,
 }
 
 impl Admission {
@@ -92,11 +114,9 @@ impl Admission {
         now_us: u64,
     ) -> Vec<(u64, Slot)> {
         let mut more = Vec::new();
+        let most = self.allowance.at(knobs.admissions_per_second, now_us);
         for (hash, slot) in wanted {
-            if self.keys.contains_key(&hash)
-                || self.keys.len() >= knobs.keys_max
-                || more.len() >= knobs.admissions_per_second
-            {
+            if self.keys.contains_key(&hash) || self.keys.len() >= knobs.keys_max || more.len() >= most {
                 continue;
             }
             let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
@@ -104,6 +124,7 @@ impl Admission {
             self.keys.insert(hash, AdmittedKey { seen, cold_since_us: Some(now_us) });
             more.push((hash, slot));
         }
+        self.allowance.take(more.len());
         more
     }
 
@@ -112,11 +133,13 @@ impl Admission {
         std::mem::take(&mut self.keys).into_keys().collect()
     }
 
-    /// Updates the set from the load of all keys in use. Returns the keys admitted and the keys evicted.
+    /// Updates the set from the load of all keys in use. `admits`: whether keys are admitted by their load. Returns the keys
+    /// admitted and the keys evicted.
     pub fn step(
         &mut self,
         seen: impl IntoIterator<Item = Admitted>,
         knobs: &Knobs,
+        admits: bool,
         now_us: u64,
     ) -> (Vec<(u64, Slot)>, Vec<u64>) {
         let seen: BTreeMap<u64, Admitted> = seen.into_iter().map(|key| (key.hash, key)).collect();
@@ -136,7 +159,8 @@ impl Admission {
             .filter(|key| key.bytes <= knobs.bytes_max as u64)
             .collect();
         new.sort_unstable_by(|one, other| other.worth().total_cmp(&one.worth()).then(one.hash.cmp(&other.hash)));
-        new.truncate(knobs.admissions_per_second);
+        let most = if admits { self.allowance.at(knobs.admissions_per_second, now_us) } else { 0 };
+        new.truncate(most);
         // Eviction order: longest cold first, then lowest worth.
         let mut out: Vec<(u64, Option<u64>, f64, u64)> =
             self.keys.iter().map(|(hash, key)| (*hash, key.cold_since_us, key.seen.worth(), key.seen.bytes)).collect();
@@ -172,6 +196,7 @@ impl Admission {
                 more.push((key.hash, key.slot));
             }
         }
+        self.allowance.take(more.len());
         let is_past = |key: &AdmittedKey| {
             key.cold_since_us
                 .is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.deletion_delay.as_micros() as u64)
@@ -201,7 +226,7 @@ mod tests {
         keys_max: 2,
         bytes_max: 1000,
         min_reads_per_second: 100,
-        admissions_per_second: 10,
+        admissions_per_second: 10_000_000,
         deletion_delay: Duration::from_millis(1),
     };
 
@@ -215,6 +240,7 @@ mod tests {
         let (more, less) = admission.step(
             [key(1, 500.0, 0.0), key(2, 5000.0, 1230.0), key(3, 90.0, 0.0), key(4, 300.0, 10.0)],
             &KNOBS,
+            true,
             0,
         );
         assert_eq!((hashes(more), less), (vec![1, 4], vec![]));
@@ -223,21 +249,23 @@ mod tests {
     #[test]
     fn a_key_replaces_the_coldest_one_only_if_clearly_hotter() {
         let mut admission = Admission::default();
-        admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0)], &KNOBS, 0);
-        let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0), key(3, 240.0, 0.0)], &KNOBS, 1);
+        admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0)], &KNOBS, true, 0);
+        let (more, less) =
+            admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0), key(3, 240.0, 0.0)], &KNOBS, true, 1);
         assert_eq!((hashes(more), less), (vec![], vec![]));
-        let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0), key(3, 300.0, 0.0)], &KNOBS, 2);
+        let (more, less) =
+            admission.step([key(1, 500.0, 0.0), key(2, 200.0, 0.0), key(3, 300.0, 0.0)], &KNOBS, true, 2);
         assert_eq!((hashes(more), less), (vec![3], vec![2]));
     }
 
     #[test]
     fn a_cold_key_is_evicted_after_a_delay() {
         let mut admission = Admission::default();
-        admission.step([key(1, 500.0, 0.0)], &KNOBS, 0);
-        assert_eq!(admission.step([key(1, 60.0, 0.0)], &KNOBS, 5_000).1, []);
-        assert_eq!(admission.step([], &KNOBS, 6_000).1, []);
-        assert_eq!(admission.step([], &KNOBS, 7_000).1, []);
-        assert_eq!(admission.step([], &KNOBS, 7_001).1, [1]);
+        admission.step([key(1, 500.0, 0.0)], &KNOBS, true, 0);
+        assert_eq!(admission.step([key(1, 60.0, 0.0)], &KNOBS, true, 5_000).1, []);
+        assert_eq!(admission.step([], &KNOBS, true, 6_000).1, []);
+        assert_eq!(admission.step([], &KNOBS, true, 7_000).1, []);
+        assert_eq!(admission.step([], &KNOBS, true, 7_001).1, [1]);
         assert!(admission.keys.is_empty());
     }
 
@@ -245,12 +273,12 @@ mod tests {
     fn limits_of_keys_and_bytes_hold() {
         let mut admission = Admission::default();
         let large = Admitted { bytes: 990, ..key(9, 9e6, 0.0) };
-        admission.step([key(1, 500.0, 0.0), key(2, 600.0, 0.0)], &KNOBS, 0);
-        let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 600.0, 0.0), large], &KNOBS, 1);
+        admission.step([key(1, 500.0, 0.0), key(2, 600.0, 0.0)], &KNOBS, true, 0);
+        let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 600.0, 0.0), large], &KNOBS, true, 1);
         assert_eq!((hashes(more), less, admission.keys.len()), (vec![9], vec![1, 2], 1));
         let many = (0..100).map(|hash| key(hash, 1e3 + hash as f64, 0.0));
         for now in 2..50 {
-            admission.step(many.clone(), &KNOBS, now);
+            admission.step(many.clone(), &KNOBS, true, now);
             let bytes: u64 = admission.keys.values().map(|key| key.seen.bytes).sum();
             assert!(admission.keys.len() <= 2 && bytes <= 1000);
         }
@@ -261,8 +289,8 @@ mod tests {
         let mut admission = Admission::default();
         let huge = Admitted { bytes: 1001, ..key(9, 9e6, 0.0) };
         let others = [key(1, 500.0, 0.0), key(2, 600.0, 0.0)];
-        admission.step(others, &KNOBS, 0);
-        let (more, less) = admission.step(others.into_iter().chain([huge]), &KNOBS, 1);
+        admission.step(others, &KNOBS, true, 0);
+        let (more, less) = admission.step(others.into_iter().chain([huge]), &KNOBS, true, 1);
         assert_eq!((hashes(more), less, admission.keys.len()), (vec![], vec![], 2));
     }
 
@@ -271,7 +299,22 @@ mod tests {
         let mut admission = Admission::default();
         let slot = Slot::new(3).expect("a slot");
         assert_eq!(admission.admit_now([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0).len(), 2);
-        let (_, less) = admission.step([key(5, 1000.0, 0.0)], &KNOBS, 1_001);
+        let (_, less) = admission.step([key(5, 1000.0, 0.0)], &KNOBS, true, 1_001);
         assert_eq!(less, [6]);
+    }
+
+    #[test]
+    fn requests_and_load_share_the_admissions_of_a_second() {
+        let knobs = Knobs { keys_max: 100, admissions_per_second: 10, bytes_max: 100_000, ..KNOBS };
+        let slot = Slot::new(3).expect("a slot");
+        let mut admission = Admission::default();
+        // Requests every 5 ms.
+        let asked = |n: u64| (n * 20..n * 20 + 20).map(move |hash| (hash, slot));
+        let at_once: usize = (0..40).map(|n| admission.admit_now(asked(n), &knobs, n * 5_000).len()).sum();
+        assert_eq!(at_once, 11, "a second's worth, and one in the 0.2 s");
+        let many = (1000..1100).map(|hash| key(hash, 500.0, 0.0));
+        assert_eq!(admission.step(many.clone(), &knobs, true, 600_000).0.len(), 5);
+        assert_eq!(admission.step(many, &knobs, false, 9_000_000).0.len(), 0);
+        assert_eq!(admission.admit_now(asked(90), &knobs, 9_000_000).len(), 10, "not more than a second's worth");
     }
 }

@@ -60,14 +60,9 @@ pub(crate) fn coordinate(shared: &Shared) {
         if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
-            let admissions_per_second =
-                if live.telemetry.reports == Reports::Instant { 0 } else { settings.knobs.admissions_per_second };
-            let knobs = Knobs {
-                admissions_per_second,
-                bytes_max: settings.bytes_of_worker(shared.counters.len()),
-                ..settings.knobs
-            };
-            let (came, went) = admission.step(allowed_counts(shared, settings), &knobs, now_us);
+            let admits = live.telemetry.reports != Reports::Instant;
+            let knobs = Knobs { bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
+            let (came, went) = admission.step(allowed_counts(shared, settings), &knobs, admits, now_us);
             less = went;
             more.extend(came);
         }
