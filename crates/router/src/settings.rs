@@ -254,6 +254,10 @@ impl Default for Telemetry {
 pub struct HotCopies {
     /// Whether hot copies are enabled.
     pub is_on: bool,
+    /// Whether hits have a bound, because others write the same keys. Otherwise copies are never stale.
+    pub is_bounded: bool,
+    /// The bound: a hit returns what the owner would have returned within this time.
+    pub staleness_max: Duration,
     /// Selection and number of keys.
     pub knobs: Knobs,
     /// Maximum size of a copied reply, bytes.
@@ -270,6 +274,8 @@ impl Default for HotCopies {
     fn default() -> Self {
         Self {
             is_on: true,
+            is_bounded: false,
+            staleness_max: Duration::from_secs(1),
             knobs: Knobs::default(),
             reply_max: 64 << 10,
             ttl: Some(Duration::from_secs(10)),
@@ -280,6 +286,11 @@ impl Default for HotCopies {
 }
 
 impl HotCopies {
+    /// The bound of hits. `None`: copies are never stale.
+    pub fn staleness(&self) -> Option<Duration> {
+        self.is_bounded.then_some(self.staleness_max)
+    }
+
     /// Whether the name of a key allows copies.
     pub fn allows_key(&self, key: &[u8]) -> bool {
         let is_in = |prefixes: &[String]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));

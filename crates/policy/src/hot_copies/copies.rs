@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::beat::Beats;
+use super::bounded::{Promise, Proof};
 use super::cacheable::ByHash;
 use super::{CacheableKeys, CacheableSet, Gate, GateId, Gates};
 use crate::topology::{NodeId, Slot};
@@ -196,6 +197,7 @@ struct KeyCopies {
     replaces_at_us: u64,
     /// Whether the key was used since the last sweep.
     is_used: bool,
+    proof: Proof,
 }
 
 #[derive(Debug)]
@@ -232,6 +234,7 @@ pub struct Copies {
     evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
     beats: Beats,
+    promise: Promise,
     recent_hits: Vec<RecentKey>,
     last: u32,
     sizes: Sizes,
@@ -309,11 +312,12 @@ impl Copies {
                 recheck_at_us: 0,
                 replaces_at_us: 0,
                 is_used: true,
+                proof: Proof::default(),
             };
             self.keys.insert(asked.hash, new);
             self.line.push_back(asked.hash);
         }
-        let Self { keys, sizes, beats, .. } = self;
+        let Self { keys, sizes, beats, promise, .. } = self;
         let Some(of_key) = keys.get_mut(&asked.hash) else { return Read::Miss };
         // Hash collision: the other key is cacheable too, and has no copies.
         if *of_key.key != *asked.key {
@@ -331,8 +335,8 @@ impl Copies {
                 State::Filling(number) => return Read::Wait(*number),
                 State::Failed(until_us) if now_us < *until_us => return Read::Miss,
                 State::Kept(kept) if form.node == asked.node && kept.is_good(now, exact_us) => {
-                    // The copy stays: the next beat extends the lease.
-                    if !beats.permits(form.node, exact_us) {
+                    // The copy stays: the next beat or TOUCH extends its time.
+                    if !promise.permits(beats, &mut of_key.proof, (asked.hash, form.node), exact_us) {
                         return Read::Miss;
                     }
                     let State::Kept(kept) = &of_key.forms[place].state else { return Read::Miss };
@@ -369,13 +373,15 @@ impl Copies {
         exact: impl FnOnce() -> u64,
     ) -> Option<RecentHit<'_>> {
         let lately = self.recent_hits.get(quick as usize % RECENT_HITS).filter(|lately| lately.quick == quick)?;
-        let Self { keys, beats, .. } = self;
+        let Self { keys, beats, promise, .. } = self;
         let of_key = keys.get_mut(&lately.hash)?;
         let form =
             of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
         let State::Kept(kept) = &form.state else { return None };
         let exact_us = exact();
-        if !kept.is_good(now_of(gates, lately.hash, form.node), exact_us) || !beats.permits(form.node, exact_us) {
+        if !kept.is_good(now_of(gates, lately.hash, form.node), exact_us)
+            || !promise.permits(beats, &mut of_key.proof, (lately.hash, form.node), exact_us)
+        {
             return None;
         }
         form.used = form.used.saturating_add(1);
@@ -500,6 +506,7 @@ impl Copies {
         let form = &mut of_key.forms[place];
         match why {
             None => {
+                of_key.proof.filled(fill.node, fill.sent_us);
                 let replies = Replies { resp3: resp3.into(), resp2: resp2.map(Into::into) };
                 form.state = State::Kept(CachedReply { replies, gates: fill.gates, until_us: fill.until_us });
                 sizes.bytes += bytes;
@@ -560,9 +567,13 @@ impl Copies {
     pub fn lost(&mut self, node: NodeId, why: Discarded) {
         if why == Discarded::Lost {
             self.beats.lost(node);
+            for hash in self.promise.lost(node) {
+                self.keys.entry(hash).and_modify(|of_key| of_key.proof.is_not_requested());
+            }
         }
         for of_key in self.keys.values_mut() {
             of_key.drop_where(&mut self.sizes, |form| form.node == node);
+            of_key.proof.lost(node);
         }
         for fill in self.fills.values_mut().filter(|fill| fill.node == node) {
             fill.spoiled = fill.spoiled.or(Some(why));
@@ -586,6 +597,63 @@ impl Copies {
                     fill.spoiled = fill.spoiled.or(Some(Discarded::Moved));
                 }
             }
+        }
+    }
+
+    /// Sets the promise of hits. `None`: copies are never stale. Otherwise a hit returns what the owner would have
+    /// returned within the last `staleness_us`, with any other writers.
+    pub fn promise(&mut self, staleness_us: Option<u64>) {
+        if self.promise.set(staleness_us) {
+            self.clear();
+        }
+    }
+
+    /// Whether hits have a bound ([`Self::promise`]).
+    #[must_use]
+    pub const fn are_bounded(&self) -> bool {
+        self.promise.is_bounded()
+    }
+
+    /// Whether [`Self::due_touches`] returns any.
+    #[inline]
+    #[must_use]
+    pub fn has_due_touches(&self) -> bool {
+        self.promise.is_any_due()
+    }
+
+    /// Returns the keys to confirm by TOUCH now: member, database, and key. `can_send` returns whether a request can be
+    /// sent to a member; its time is `exact_us`. The numbers are for [`Self::touch_replied`].
+    pub fn due_touches(
+        &mut self,
+        exact_us: u64,
+        can_send: impl Fn(NodeId) -> bool,
+    ) -> Vec<(u32, NodeId, u32, Box<[u8]>)> {
+        let mut all = Vec::new();
+        for hash in self.promise.take_due() {
+            let Some(of_key) = self.keys.get_mut(&hash) else { continue };
+            let database = of_key.forms.first().map(|form| form.database);
+            match of_key.proof.node().filter(|node| can_send(*node)).zip(database) {
+                Some((node, database)) => {
+                    self.last = self.last.wrapping_add(1);
+                    self.promise.sent(self.last, hash, node, exact_us);
+                    all.push((self.last, node, database, of_key.key.clone()));
+                }
+                None => of_key.proof.is_not_requested(),
+            }
+        }
+        all
+    }
+
+    /// Records the reply to a TOUCH. `is_owner`: it is an integer. Otherwise the member no longer owns the key's slot, or
+    /// refuses the command, and the key's copies end.
+    pub fn touch_replied(&mut self, number: u32, is_owner: bool) {
+        let Some(touch) = self.promise.replied(number) else { return };
+        let Some(of_key) = self.keys.get_mut(&touch.hash) else { return };
+        if is_owner {
+            of_key.proof.renew(touch);
+        } else {
+            of_key.proof.is_not_requested();
+            self.changed(touch.hash);
         }
     }
 

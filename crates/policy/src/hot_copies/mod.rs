@@ -23,11 +23,15 @@
 //! 11. A hit needs a beat sent on the fill connection at most [`LEASE_US`] ago and confirmed ([`Beats`]). A successor
 //!     writes only after that.
 //!
+//! In front of a cluster, others write the same keys, so rules 3, 9 and 11 cannot prove that a copy is current. There,
+//! copies are off, or have a bound: see `bounded.rs`.
+//!
 //! Gates rather than a time to live as in other proxies, because a copy would be stale for up to that time. A write
 //! count rather than a version alone, because a read concurrent with a write would be stored.
 
 mod admission;
 mod beat;
+mod bounded;
 mod cacheable;
 mod copies;
 mod gate;

@@ -568,6 +568,11 @@ keys! {
     [HotCopies]
     "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) runtime.hot_copies.is_on,
         "auto: the router serves the most-read keys from its own copies, which are never stale. off: every read goes to a node.";
+    "promise" Reload [] word([(false, "exact"), (true, "bounded")]) runtime.hot_copies.is_bounded,
+        "exact: copies are never stale. bounded: in front of a cluster, a copy is what the owner would have returned within staleness-max. There, copies are \
+         off without it.";
+    "staleness-max" Reload [] time(Duration::from_millis(50)..=Duration::from_secs(60)) runtime.hot_copies.staleness_max,
+        "Bound for copies with promise = \"bounded\". Each used key is confirmed by a TOUCH every third of this time.";
     "admission" Reload [] word([(false, "load"), (true, "all")]) runtime.hot_copies.knobs.all,
         "load: copies of the most-read keys. all: copies of every key that is read, for tests and comparisons.";
     "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) runtime.hot_copies.knobs.bytes_max,

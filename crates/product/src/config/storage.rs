@@ -50,7 +50,7 @@ pub(super) fn read_mappings(raw: &Raw) -> Result<Vec<Mapping>, String> {
 }
 
 /// Settings of standalone nodes, by the beginning of their paths, with the reason why they do not apply to a cluster.
-const OF_NODES: [(&str, &str); 11] = [
+const OF_NODES: [(&str, &str); 10] = [
     ("state-dir", "a router in front of a cluster keeps no state"),
     ("nodes.on-data-loss", "the cluster itself decides whether a member is served"),
     ("nodes.sentinel-", "a cluster has no Sentinels"),
@@ -59,7 +59,6 @@ const OF_NODES: [(&str, &str); 11] = [
     ("placement.", "the cluster itself places keys"),
     ("planner.", "the cluster itself moves slots"),
     ("autoscale.", "members join and leave by the cluster's own tools"),
-    ("hot-copies.", "hot copies are not available in front of a cluster yet"),
     ("clients.reads", "reads go to primaries of a cluster only, for now"),
     ("clients.cross-slot-max", "members of a cluster refuse commands with keys of several slots"),
 ];
@@ -78,8 +77,14 @@ impl Config {
             problems.extend(alone.map(|path| {
                 self.problem(path, format!("{path} is for a cluster: name some of its members with storage.cluster"))
             }));
+            if self.runtime.hot_copies.is_bounded {
+                let text = "hot-copies.promise = \"bounded\" is for a cluster: copies of nodes' keys are never stale";
+                problems.push(self.problem("hot-copies.promise", text));
+            }
             return;
         }
+        let is_of_copies = |path: &&&String| path.starts_with("hot-copies.") && path.as_str() != "hot-copies.mode";
+        let of_copies = given.iter().find(is_of_copies).map(|path| (*path).clone());
         let mut refuse = |path: &str, why: &str| {
             problems.push(self.problem(path, format!("{path} does not apply to a cluster as storage: {why}")));
         };
@@ -87,6 +92,9 @@ impl Config {
             if let Some((_, why)) = OF_NODES.iter().find(|(start, _)| path.starts_with(start)) {
                 refuse(path, why);
             }
+        }
+        if let Some(path) = of_copies.filter(|_| !self.runtime.hot_copies.is_bounded) {
+            refuse(&path, "others may write its keys, so copies need hot-copies.promise = \"bounded\"");
         }
         if self.runtime.database != 0 {
             refuse("clients.database", "it has database 0 only");
@@ -109,7 +117,7 @@ impl Config {
     /// Adapts the settings of the router to members of a cluster.
     pub(super) fn settings_of_cluster(&self, live: RuntimeSettings) -> RuntimeSettings {
         let mut hot_copies = live.hot_copies.clone();
-        hot_copies.is_on = false;
+        hot_copies.is_on &= hot_copies.is_bounded;
         RuntimeSettings {
             wait_max: Some(self.storage.wait_max.unwrap_or(WAIT_MAX)),
             on_data_loss: OnDataLoss::Serve,
@@ -212,11 +220,18 @@ mod tests {
             ("[moves]\ngoal = \"fast\"\n", "s.toml:4: moves.goal does not apply to a cluster as storage"),
             ("[clients]\ndatabase = 1\n", "clients.database does not apply"),
             ("[nodes]\nwait-max = \"1s\"\n", "write wait-max in [storage]"),
+            ("[hot-copies]\nmemory = \"1mb\"\n", "copies need hot-copies.promise = \"bounded\""),
             ("[[listener]]\naddress = \"127.0.0.1:1\"\nreads = \"replica\"\n", "listener.reads does not apply"),
         ] {
             let error = read(&format!("{cluster}{more}")).map(drop).expect_err(more);
             assert!(error.contains(expected), "{error}");
         }
+        let error = read("[hot-copies]\npromise = \"bounded\"\n").map(drop).expect_err("nodes");
+        assert!(error.contains("s.toml:2: hot-copies.promise = \"bounded\" is for a cluster"), "{error}");
+        let copies = "[hot-copies]\npromise = \"bounded\"\nstaleness-max = \"200ms\"\n";
+        let live = |text: &str| read(&format!("{cluster}{text}")).expect("good").resolve(|_| None).expect("good").live;
+        assert_eq!(live(copies).hot_copies.staleness(), Some(Duration::from_millis(200)));
+        assert!(live(copies).hot_copies.is_on && !live("").hot_copies.is_on);
         let error = read("[storage]\nwait-max = \"1s\"\n[[node]]\naddress = \"b:1\"\n").map(drop).expect_err("alone");
         assert!(error.contains("s.toml:2: storage.wait-max is for a cluster"), "{error}");
     }

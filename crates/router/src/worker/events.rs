@@ -265,7 +265,8 @@ impl Worker {
             | Purpose::Subscribe
             | Purpose::Track
             | Purpose::FillTtl
-            | Purpose::Beat => {}
+            | Purpose::Beat
+            | Purpose::Touch => {}
         }
     }
 }

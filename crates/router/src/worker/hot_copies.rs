@@ -67,6 +67,9 @@ pub(super) fn copied(
     key: &[u8],
     raw: &[u8],
 ) -> Option<Flow> {
+    if cx.hooks.hot.copies.has_due_touches() {
+        send_touches(&cx.turn, &mut cx.up, &mut cx.hooks);
+    }
     let Context { down, hooks: observers, turn, .. } = cx;
     let (counters, now_us) = (turn.counters(), turn.now_us());
     let client = down.get_mut(handle)?;
@@ -427,6 +430,22 @@ fn send_beats(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
     }
 }
 
+/// Confirms used copies of a cluster's keys. Not sent if the connection for fills is not up.
+fn send_touches(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) {
+    let link_of = |up: &Upstreams, node: NodeId| {
+        up.links().shared(node, Lane::Fills, true).filter(|link| up.links().up(*link).is_some())
+    };
+    let due = hooks.hot.copies.due_touches(exact_us(), |node| link_of(up, node).is_some());
+    for (number, node, database, key) in due {
+        let Some(link) = link_of(up, node) else { continue };
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"TOUCH"[..], &key]);
+        let pending = Pending { seq: number, purpose: Purpose::Touch, ..Pending::of_ours(turn) };
+        let request = hooks.pass(turn, KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
+        up.push(link, request);
+    }
+}
+
 /// Performs periodic work. Returns the clients that have waited long enough for a fill: their nodes answer.
 pub(super) fn tick(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) -> Vec<Handle> {
     let hot = &mut hooks.hot;
@@ -438,7 +457,10 @@ pub(super) fn tick(turn: &Turn, up: &mut Upstreams, hooks: &mut CommandHooks) ->
     if hooks.hot.generation == 0 {
         return Vec::new();
     }
-    send_beats(turn, up, hooks);
+    match hooks.hot.copies.are_bounded() {
+        true => send_touches(turn, up, hooks),
+        false => send_beats(turn, up, hooks),
+    }
     let generation = hooks.hot.generation;
     let is_drained = hooks.hot.drained.iter().all(|oldest| *oldest == generation);
     if !is_drained || hooks.hot.drained.len() != turn.routing().topology.node_id_bound() {
@@ -628,7 +650,9 @@ impl CommandHooks {
             Some("it is newer than the command table")
         } else if turn.shared().ownership.is_some() && *standing != OwnershipStatus::Ours {
             Some("it does not store this router's ownership record (ACL SETUSER)")
-        } else if !run_id.as_deref().is_some_and(|run_id| turn.shared().fences.is_cleared(node, run_id)) {
+        } else if !hot.copies.are_bounded()
+            && !run_id.as_deref().is_some_and(|run_id| turn.shared().fences.is_cleared(node, run_id))
+        {
             Some("it does not list the connections of an earlier run of the router (CLIENT LIST)")
         } else {
             None
@@ -666,6 +690,7 @@ impl CommandHooks {
         let share = settings.bytes_of_worker(turn.shared().counters.len());
         let bytes_max = if settings.is_on { share } else { 0 };
         self.hot.copies.limit(bytes_max, settings.reply_max.min(turn.routing().live.large_value));
+        self.hot.copies.promise(settings.staleness().map(|most| most.as_micros() as u64));
         self.count(turn);
     }
 
@@ -679,6 +704,12 @@ impl CommandHooks {
     /// sent.
     pub(super) fn beat_confirmed(&mut self, node: NodeId) {
         self.hot.copies.beats().replied(node);
+    }
+
+    /// Handles the reply to a TOUCH of a copy's key.
+    pub(super) fn touch_confirmed(&mut self, turn: &Turn, number: u32, answer: &[u8]) {
+        self.hot.copies.touch_replied(number, reply::integer(answer).is_some());
+        self.count(turn);
     }
 
     /// Enables instant reports for nodes with high load.

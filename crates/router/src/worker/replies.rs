@@ -232,7 +232,7 @@ impl Worker {
                 | Purpose::Queued
                 | Purpose::Unblock
                 | Purpose::Look => {}
-                Purpose::Subscribe | Purpose::Sync | Purpose::Track | Purpose::Beat => {}
+                Purpose::Subscribe | Purpose::Sync | Purpose::Track | Purpose::Beat | Purpose::Touch => {}
             }
         }
         match pending.purpose {
@@ -245,6 +245,7 @@ impl Worker {
             Purpose::Unblock => on_unblock(&mut self.cx, pending.who, answer),
             Purpose::Look => self.reissued_commands.on_look(&mut self.cx, pending.who, pending.seq, answer),
             Purpose::Beat => self.cx.hooks.beat_confirmed(node),
+            Purpose::Touch => self.cx.hooks.touch_confirmed(&self.cx.turn, pending.seq, answer),
             _ => {}
         }
         if is_early {

@@ -9,6 +9,8 @@ mod autoscale_guards;
 mod blocking;
 mod clients;
 mod cluster;
+mod cluster_copies;
+mod cluster_histories;
 mod cluster_storage;
 mod colocate;
 mod cross_slot;

@@ -50,6 +50,8 @@ pub(in crate::worker) enum Purpose {
     FillTtl,
     /// PING on a connection for fills: its reply extends the lease of hot copies.
     Beat,
+    /// TOUCH of a copy's own key on a connection for fills: its reply confirms the copy. `seq` is its number.
+    Touch,
     /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the
     /// zombie's number.
     Confirm,

@@ -1,0 +1,104 @@
+//! Histories of clients of two routers in front of a cluster, while members and routers fail.
+//!
+//! A failover of a cluster may lose writes that were not replicated yet. The servers here send a write to its replica before
+//! they reply, and the replica receives what a killed server has sent. So a lost write would be an error of a router.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::cluster_storage::Members;
+use crate::movectl_history::Recording;
+use crate::support::{Random, Router, direct, until};
+
+/// Number of faults of a run. `SWITCHYARD_HISTORY_FAULTS` sets another.
+const FAULTS: usize = 8;
+
+/// The primary of a pair of a primary and its replica, and the replica.
+fn pair(members: &Members, first: usize) -> (usize, usize) {
+    if members.is_primary(first) { (first, first + 3) } else { (first + 3, first) }
+}
+
+/// Waits until a member that was replaced is the replica of the next owner, and has its data.
+fn until_replica(members: &Members, number: usize) {
+    until("the former primary is a replica", || {
+        members.nodes[number].cmd("INFO replication").text().contains("master_link_status:up")
+    });
+}
+
+#[test]
+fn histories_are_linearizable_while_members_and_routers_fail() {
+    if direct() {
+        return;
+    }
+    let faults = std::env::var("SWITCHYARD_HISTORY_FAULTS").ok().and_then(|text| text.parse().ok()).unwrap_or(FAULTS);
+    for seed in Random::seeds(&[]) {
+        println!("SWITCHYARD_E2E_SEED={seed}");
+        run(seed, faults);
+    }
+}
+
+fn run(seed: u64, faults: usize) {
+    let mut random = Random::new(seed);
+    let mut members = Members::start_with(3, 3);
+    let mut routers = [members.router(""), members.router("")];
+    let addresses = routers.each_ref().map(Router::address);
+    let recording = Recording::start(&addresses, |number| format!("{{h{}}}{number}", number % 3));
+    let mut steps = Vec::new();
+    for _ in 0..faults {
+        recording.wait_for(200);
+        let first = random.below(3);
+        let (primary, replica) = pair(&members, first);
+        match random.below(6) {
+            0 => {
+                steps.push("reshard".to_owned());
+                members.reshard(["h0", "h1", "h2"][first]);
+            }
+            1 => {
+                steps.push(format!("failover of {primary}"));
+                let mut attempts = 0;
+                until("the replica is the primary", || {
+                    // A failover that does not get its votes in time is given up.
+                    if attempts % 600 == 0 {
+                        members.nodes[replica].cmd("CLUSTER FAILOVER");
+                    }
+                    attempts += 1;
+                    members.is_primary(replica)
+                });
+                until_replica(&members, primary);
+            }
+            2 => {
+                steps.push(format!("kill of {primary}"));
+                members.nodes[primary].kill();
+                until("the replica is the primary", || members.is_primary(replica));
+                members.nodes[primary].restart();
+                until_replica(&members, primary);
+            }
+            3 => {
+                steps.push(format!("suspension of {primary}"));
+                members.nodes[primary].freeze();
+                until("the replica is the primary", || members.is_primary(replica));
+                recording.wait_for(20);
+                members.nodes[primary].thaw();
+                until_replica(&members, primary);
+            }
+            4 => {
+                steps.push("suspension of a router".to_owned());
+                let router = routers[first % 2].process();
+                router.signal(Signal::STOP);
+                std::thread::sleep(Duration::from_millis(700));
+                router.signal(Signal::CONT);
+            }
+            _ => {
+                steps.push("kill of a router".to_owned());
+                routers[first % 2].process_mut().kill();
+                routers[first % 2].start_again(&members.addresses());
+            }
+        }
+    }
+    recording.wait_for(200);
+    println!("{steps:?}");
+    let (tally, keys) = recording.finish().unwrap_or_else(|why| panic!("seed {seed}, {steps:?}: {why}"));
+    let is_expected = |word: &String| ["NODELOST", "NODEDOWN", "NOREPLICAS"].contains(&word.as_str());
+    assert!(tally.errors.keys().all(is_expected) && keys.len() > 9, "seed {seed}, {steps:?}: {tally:?}");
+}
