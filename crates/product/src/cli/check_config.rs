@@ -51,9 +51,12 @@ pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
 fn print_one(mut config: Config) -> Result<(), Failure> {
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let resolved = config.resolve(|_| None)?.require_resolved()?;
-    // The number of nodes can be checked without the state directory, which a running router has locked.
-    switchyard_policy::topology::Topology::even(&config.node_names())
-        .map_err(|error| Problems(vec![config::Problem { place: None, text: error.to_string() }]))?;
+    // The number of nodes can be checked without the state directory, which a running router has locked. A cluster shows
+    // its members itself.
+    if !config.is_of_cluster() {
+        switchyard_policy::topology::Topology::even(&config.node_names())
+            .map_err(|error| Problems(vec![config::Problem { place: None, text: error.to_string() }]))?;
+    }
     for warning in resolved.warnings() {
         eprintln!("warning: {warning}");
     }
