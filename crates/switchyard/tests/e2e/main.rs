@@ -29,6 +29,7 @@ mod hot_keys;
 mod in_flight;
 mod joining;
 mod keyspace;
+mod kubernetes;
 mod large;
 mod lifecycle;
 mod limits;
