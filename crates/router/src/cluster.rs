@@ -104,7 +104,7 @@ impl ClusterMap {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Id of a member in the cluster.
+    /// Id of a primary in the cluster.
     pub(crate) fn member_id(&self, node: NodeId) -> Option<String> {
         lock(&self.view).member(node).map(|member| member.id.clone())
     }
@@ -146,7 +146,8 @@ impl Shared {
         self.change_routing(|routing| {
             let mut live = (*routing.live).clone();
             live.nodes = nodes(routing);
-            RoutingSnapshot { topology: view.topology().clone(), live: Arc::new(live), ..routing.clone() }
+            let servers = routing.servers_under(view.topology());
+            RoutingSnapshot { topology: view.topology().clone(), live: Arc::new(live), servers, ..routing.clone() }
         });
         true
     }
@@ -159,7 +160,10 @@ impl Shared {
         let owner = view.find(to, from);
         let is_changed = owner.is_some_and(|owner| view.moved(slot, owner));
         if is_changed {
-            self.change_routing(|routing| RoutingSnapshot { topology: view.topology().clone(), ..routing.clone() });
+            self.change_routing(|routing| {
+                let servers = routing.servers_under(view.topology());
+                RoutingSnapshot { topology: view.topology().clone(), servers, ..routing.clone() }
+            });
         }
         drop(view);
         if is_changed || owner.is_none() {
@@ -175,7 +179,10 @@ impl Shared {
         let mut view = lock(&map.view);
         let Adopted { open, returned, unknown, missing, is_changed } = view.adopt_claims(claims);
         if is_changed {
-            self.change_routing(|routing| RoutingSnapshot { topology: view.topology().clone(), ..routing.clone() });
+            self.change_routing(|routing| {
+                let servers = routing.servers_under(view.topology());
+                RoutingSnapshot { topology: view.topology().clone(), servers, ..routing.clone() }
+            });
         }
         // Still under the lock, so that older claims do not replace these.
         let is_complete = lock(&self.scans).note_members(open, &returned, self.scan_tick());

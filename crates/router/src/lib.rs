@@ -26,6 +26,7 @@ mod limits;
 mod listener;
 mod lock;
 mod lua;
+mod member_replicas;
 mod memory;
 mod metrics;
 mod mover;
@@ -74,7 +75,7 @@ pub use ownership::{
 };
 pub use settings::{
     Cluster, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnDataLoss, OnMissed, Ports, Reads,
-    Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
+    ReplicaMember, Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
 };
 pub use single_node_usage::{Limit, Limited};
 pub use sys::CountedHeap;

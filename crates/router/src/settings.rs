@@ -376,6 +376,19 @@ pub struct Servers {
     pub readable: Vec<SocketAddr>,
     /// The primary has a lower latency than all of them.
     pub primary_is_nearest: bool,
+    /// In front of a cluster: the readable replicas as members.
+    pub members: BTreeMap<SocketAddr, ReplicaMember>,
+    /// In front of a cluster: epoch of the map in which the primary last gained slots.
+    pub gained_epoch: u64,
+}
+
+/// A replica that is a member of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaMember {
+    /// Id in the cluster (`CLUSTER MYID`).
+    pub id: String,
+    /// TLS settings. `None`: plain TCP.
+    pub tls: Option<NodeTls>,
 }
 
 /// Facts about a node's server process that must survive the router: without them, a node that has lost its keys while

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use switchyard_policy::cluster::Member;
-use switchyard_router::{ClusterMap, RuntimeSettings};
+use switchyard_router::{ClusterMap, Router, RuntimeSettings};
 use tracing::{info, warn};
 
-use super::report::{ClusterReader, Report};
+use super::report::{ClusterReader, ReplicatedMember, Report};
 use crate::running::Running;
 
 /// Maximum age of the map.
@@ -25,6 +25,8 @@ pub struct ClusterKeeper {
     running: Arc<Running>,
     map: Arc<ClusterMap>,
     reader: Mutex<Reader>,
+    /// Owners of slots with replicas, if clients may read from replicas.
+    replicated: Mutex<Arc<Vec<ReplicatedMember>>>,
 }
 
 #[derive(Debug)]
@@ -37,12 +39,17 @@ struct Reader {
 impl ClusterKeeper {
     /// Creates a keeper of the map of the running router.
     pub fn new(running: Arc<Running>, map: Arc<ClusterMap>, reader: ClusterReader) -> Arc<Self> {
-        Arc::new(Self { running, map, reader: Mutex::new(Reader { reader, turn: 0 }) })
+        Arc::new(Self { running, map, reader: Mutex::new(Reader { reader, turn: 0 }), replicated: Mutex::default() })
     }
 
     /// Map of the cluster.
     pub fn map(&self) -> &Arc<ClusterMap> {
         &self.map
+    }
+
+    /// Owners of slots with replicas, as last reported. None if no client may read from replicas.
+    pub(super) fn replicated(&self) -> Arc<Vec<ReplicatedMember>> {
+        self.replicated.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Held while settings or the map change, so that neither change undoes the other.
@@ -70,6 +77,9 @@ impl ClusterKeeper {
         };
         let adopted = self.running.with(|router| router.adopt_shards(&shards, &access));
         let is_changed = adopted.unwrap_or(Ok(false)).map_err(|error| error.to_string())?;
+        let are_read = self.running.with(Router::are_replicas_read).unwrap_or(false);
+        let replicated = if are_read { reader.reader.replicated(&shards) } else { Vec::new() };
+        *self.replicated.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(replicated);
         drop(reader);
         self.running.note_topology(self.map.topology());
         Ok(is_changed || is_any_added)

@@ -5,8 +5,10 @@
 
 mod fleet;
 mod keeper;
+mod replicas;
 mod report;
 
 pub use fleet::ClusterFleet;
 pub use keeper::{ClusterKeeper, MapThread};
+pub use replicas::ReplicaThread;
 pub use report::{AccessOf, ClusterReader, Report};

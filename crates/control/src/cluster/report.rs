@@ -22,6 +22,13 @@ pub struct Report {
     pub access: BTreeMap<Member, NodeAccess>,
 }
 
+/// An owner of slots that has replicas, as reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReplicatedMember {
+    pub(super) primary: (Member, NodeAccess),
+    pub(super) replicas: Vec<(Member, NodeAccess)>,
+}
+
 /// Reads the map of a cluster.
 pub struct ClusterReader {
     /// Configured members. Any member shows the others.
@@ -114,6 +121,21 @@ impl ClusterReader {
         let answer = connection.call(&["CLUSTER", "MYID"]).map_err(|error| error.to_string())?;
         let id = if answer.error().is_some() { format!("{host}:{port}") } else { answer.text() };
         Ok(Member { id, host: host.to_owned(), port })
+    }
+
+    /// Returns the owners of slots that have replicas.
+    pub(super) fn replicated(&self, shards: &[Shard]) -> Vec<ReplicatedMember> {
+        let replicated: BTreeMap<&Member, &[Member]> = shards
+            .iter()
+            .filter(|shard| !shard.replicas.is_empty())
+            .map(|shard| (&shard.primary, &shard.replicas[..]))
+            .collect();
+        let access = |member: &Member| (member.clone(), self.access_of(member));
+        let of = |(primary, replicas): (&Member, &[Member])| ReplicatedMember {
+            primary: access(primary),
+            replicas: replicas.iter().map(access).collect(),
+        };
+        replicated.into_iter().map(of).collect()
     }
 
     /// Access to a member.

@@ -7,7 +7,7 @@
 mod names;
 mod needs;
 mod sentinel;
-mod server;
+pub(crate) mod server;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -114,7 +114,15 @@ impl MonitoredNode {
 
     /// Servers known at the router's start.
     pub fn servers(&self) -> (NodeId, Servers) {
-        (self.node, Servers { primary: self.watch.primary().copied(), readable: Vec::new(), primary_is_nearest: true })
+        (
+            self.node,
+            Servers {
+                primary: self.watch.primary().copied(),
+                readable: Vec::new(),
+                primary_is_nearest: true,
+                ..Servers::default()
+            },
+        )
     }
 }
 
@@ -160,7 +168,7 @@ impl Drop for Observer {
 }
 
 /// Sends observations, with the index of their node.
-type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
+pub(crate) type Sender = mpsc::Sender<(usize, Event<SocketAddr>)>;
 
 async fn observe(
     mut monitored_nodes: Vec<MonitoredNode>,

@@ -22,7 +22,8 @@ const FAST_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum time since a replica's last contact with its primary, in seconds, for the replica to be read.
 const BEHIND_S: i64 = 10;
 
-pub(super) async fn query(
+/// Queries a server until the receiver of the events is dropped. `node`: sent with each event.
+pub(crate) async fn query(
     node: usize,
     address: SocketAddr,
     access: NodeAccess,

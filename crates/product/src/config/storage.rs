@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use switchyard_control::cluster::ClusterReader;
-use switchyard_router::{NodeAccess, NodeTls, OnDataLoss, Reads, RuntimeSettings, Secret};
+use switchyard_router::{NodeAccess, NodeTls, OnDataLoss, RuntimeSettings, Secret};
 
 use super::raw::Raw;
 use super::tls::NodeFiles;
@@ -50,7 +50,7 @@ pub(super) fn read_mappings(raw: &Raw) -> Result<Vec<Mapping>, String> {
 }
 
 /// Settings of standalone nodes, by the beginning of their paths, with the reason why they do not apply to a cluster.
-const OF_NODES: [(&str, &str); 10] = [
+const OF_NODES: [(&str, &str); 9] = [
     ("state-dir", "a router in front of a cluster keeps no state"),
     ("nodes.on-data-loss", "the cluster itself decides whether a member is served"),
     ("nodes.sentinel-", "a cluster has no Sentinels"),
@@ -59,7 +59,6 @@ const OF_NODES: [(&str, &str); 10] = [
     ("placement.", "the cluster itself places keys"),
     ("planner.", "the cluster itself moves slots"),
     ("autoscale.", "members join and leave by the cluster's own tools"),
-    ("clients.reads", "reads go to primaries of a cluster only, for now"),
     ("clients.cross-slot-max", "members of a cluster refuse commands with keys of several slots"),
 ];
 
@@ -101,9 +100,6 @@ impl Config {
         }
         if !self.rules.is_empty() {
             refuse("placement.rule", "the cluster itself places keys");
-        }
-        if self.listeners.iter().any(|listener| listener.reads.is_some_and(|reads| reads != Reads::Primary)) {
-            refuse("listener.reads", "reads go to primaries of a cluster only, for now");
         }
         if self.pool.is_some() {
             problems.push(Problem::new("storage.cluster: a twemproxy configuration has a list of servers instead"));
@@ -221,7 +217,6 @@ mod tests {
             ("[clients]\ndatabase = 1\n", "clients.database does not apply"),
             ("[nodes]\nwait-max = \"1s\"\n", "write wait-max in [storage]"),
             ("[hot-copies]\nmemory = \"1mb\"\n", "copies need hot-copies.promise = \"bounded\""),
-            ("[[listener]]\naddress = \"127.0.0.1:1\"\nreads = \"replica\"\n", "listener.reads does not apply"),
         ] {
             let error = read(&format!("{cluster}{more}")).map(drop).expect_err(more);
             assert!(error.contains(expected), "{error}");

@@ -14,7 +14,7 @@ use crate::config::counted;
 
 /// Commands that the router sends to members, with the consequence if one is refused. Only AUTH and CLUSTER SLOTS are
 /// required.
-const COMMANDS: [(&[&str], &str); 8] = [
+const COMMANDS: [(&[&str], &str); 9] = [
     (&["CLUSTER", "NODES"], "SCAN is refused"),
     (&["CLUSTER", "MYID"], "a server of another cluster at a reused address is not detected"),
     (&["INFO", "server"], "versions and restarts of members are not known"),
@@ -22,6 +22,7 @@ const COMMANDS: [(&[&str], &str); 8] = [
     (&["COMMAND", "COUNT"], "commands of modules are not known"),
     (&["CONFIG", "GET", "maxclients"], "connections are not bounded by the limit of members"),
     (&["SCRIPT", "EXISTS", "0000000000000000000000000000000000000000"], "scripts are not executed"),
+    (&["READONLY"], "no replica can be read"),
     // The last one: it applies to the next command.
     (&["ASKING"], "commands for keys of migrating slots fail"),
 ];

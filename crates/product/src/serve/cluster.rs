@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::anyhow;
 use switchyard_control::Running;
 use switchyard_control::admin::{self, AdminAccess, AdminOptions, AdminThread, AdminTls};
-use switchyard_control::cluster::{ClusterFleet, ClusterKeeper, MapThread};
+use switchyard_control::cluster::{ClusterFleet, ClusterKeeper, MapThread, ReplicaThread};
 use switchyard_control::health::HealthThread;
 use switchyard_router::{ClusterMap, Ports, Router, RuntimeSettings, Settings};
 use tracing::{error, info, warn};
@@ -82,6 +82,7 @@ pub(super) fn run(
     admin.serve(Arc::clone(&fleet) as Arc<dyn admin::Source>);
     let keeper = ClusterKeeper::new(Arc::clone(&running), map, reader);
     let map_thread = MapThread::start(Arc::clone(&keeper))?;
+    let replica_thread = ReplicaThread::start(Arc::clone(&running), Arc::clone(&keeper))?;
     let health = HealthThread::start(Arc::clone(&running))?;
     let storage = format!("a cluster of {}", counted(nodes, "primary node"));
     info!("{}", ready_line(&addresses, &config, &storage, admin.address, false));
@@ -95,7 +96,7 @@ pub(super) fn run(
         return Err(Failure::Failed(anyhow!(why)));
     }
     super::notify(&[sd_notify::NotifyState::Stopping]);
-    drop((map_thread, health));
+    drop((map_thread, replica_thread, health));
     stop(&runtime, &mut signals, &running, |_| {}, reloads.shutdown_timeout())?;
     admin.stop();
     reloads.stop();

@@ -1,18 +1,28 @@
 //! Sending of a command to the node of its keys, on a shared connection.
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::Flags;
+use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::request::Args;
 
 use super::command::{Call, CommandSeq, KeyedCommand};
 use super::context::Context;
 use super::downstreams::waits::Stall;
 use super::flow::Flow;
+use super::turn::Turn;
 use super::upstreams::link::UNSENT_HIGH;
 use super::upstreams::pending::{Again, Pending, Purpose};
 use super::wait::state::Since;
 use crate::lane::Lane;
 use crate::settings::Reads;
 use crate::worker::invocation::Invocation;
+
+/// Whether a replica may reply to a read. In front of a cluster, slots migrate unnoticed, so a replica may lack keys that
+/// exist. Only the reply to a read of one key shows that, and then the owner replies instead
+/// ([`Redirects::read_at_owner`](super::redirect::Redirects::read_at_owner)).
+pub(super) fn may_replica_reply(turn: &Turn, command: &Command, args: &Args<'_>) -> bool {
+    !turn.routing().topology.is_of_cluster()
+        || command.first_key_only(args).is_some() && !command.flags.has(Flags::CURSOR)
+}
 
 /// Passes a command to the shared connection of a node.
 #[inline]
@@ -27,6 +37,7 @@ pub(super) fn forward(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> 
         && !cx.hooks.detour
         && lane == Lane::Main
         && read_only
+        && may_replica_reply(&cx.turn, command, args)
         && let Some(reads) = client.replica_policy()
     {
         replica = match cx.up.replica_for(&cx.turn, handle, reads, client.resp3(), node) {

@@ -430,6 +430,7 @@ impl Worker {
     fn tick_redirects(&mut self) {
         if self.cx.turn.routing().topology.is_of_cluster() {
             self.redirects.tick_members(&self.cx.turn, &mut self.cx.up);
+            redirect::leave_silent_replicas(&self.cx.turn, &mut self.cx.up);
         }
         if !self.redirects.is_any() && !self.cx.up.outages().any() {
             return;

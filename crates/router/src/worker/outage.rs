@@ -22,6 +22,7 @@ use switchyard_resp::request::Args;
 use super::command::{parse, with_parsed_command};
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
+use super::forward::may_replica_reply;
 use super::large::LargeKeys;
 use super::transactions::session::Session;
 use super::turn::Turn;
@@ -124,7 +125,11 @@ impl Needs<'_> {
         let needs_primary =
             [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
         let is_large = args.get(1).is_some_and(|key| self.large_keys.suggests(command, key));
-        let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !self.is_detour;
+        let is_read = command.flags.has(Flags::READONLY)
+            && !needs_primary
+            && !is_large
+            && !self.is_detour
+            && may_replica_reply(self.turn, command, args);
         let Some(reads) = self.client.replica_policy().filter(|_| is_read) else { return false };
         !matches!(up.replica_for(self.turn, self.handle, reads, self.client.resp3(), node), Ok(None))
     }

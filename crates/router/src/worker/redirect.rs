@@ -16,6 +16,8 @@
 //! **Lost connections.** Reads, and commands that were not sent, are sent to the owner of their slot once there is one.
 //! Other commands may have been executed, so their clients receive an error.
 
+mod replica_reads;
+
 use std::collections::{HashMap, VecDeque};
 
 use switchyard_policy::cluster::Redirect;
@@ -24,6 +26,7 @@ use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
+pub(super) use self::replica_reads::leave_silent_replicas;
 use super::command::{Call, KeyedCommand, with_parsed_command};
 use super::context::Context;
 use super::downstreams::Downstreams;

@@ -151,6 +151,7 @@ impl Worker {
         if link.is_distrusted() && !is_redirect(answer) {
             return self.on_distrusted(handle);
         }
+        let is_of_replica = link.lane() == Lane::Replica && self.cx.turn.routing().topology.is_of_cluster();
         let Some(head) = link.head() else {
             self.cx.up.break_link(&self.cx.turn, handle, "it sent a reply without a command");
             return;
@@ -162,7 +163,13 @@ impl Worker {
         }
         let is_error = reply::is_error(answer);
         let mut instead: Option<Cow<'_, [u8]>> = None;
-        if is_error && self.cx.turn.routing().topology.is_of_cluster() {
+        if is_of_replica
+            && reply::may_be_missing_key(answer)
+            && self.redirects.read_at_owner(&mut self.cx, handle, answer)
+        {
+            return self.cx.up.mark(handle); // the flush checks whether waiting clients may continue
+        }
+        if is_error && !is_of_replica && self.cx.turn.routing().topology.is_of_cluster() {
             if self.reissued_commands.take_reissued(&mut self.cx, handle, answer) {
                 return;
             }

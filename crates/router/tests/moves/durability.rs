@@ -64,7 +64,7 @@ fn slots_are_handed_over_when_replicas_have_the_moved_keys() {
     let servers = |primary: &Server, copy: &Server| Servers {
         primary: Some(primary.address),
         readable: vec![copy.address],
-        primary_is_nearest: false,
+        ..Servers::default()
     };
     fleet.router().set_servers(fleet.node(0), Some(servers(&fleet.servers[0], &copy)));
     fleet.run_to_end(fleet.task(2, 1, 0));

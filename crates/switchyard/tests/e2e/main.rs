@@ -11,6 +11,7 @@ mod clients;
 mod cluster;
 mod cluster_copies;
 mod cluster_histories;
+mod cluster_replicas;
 mod cluster_storage;
 mod colocate;
 mod cross_slot;

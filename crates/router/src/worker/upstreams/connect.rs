@@ -153,7 +153,9 @@ impl Upstreams {
             self.attempt_failed(turn, handle, &why);
             return;
         };
-        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name_at(address))).transpose();
+        let of_replica = link.replica.and_then(|replica| turn.routing().replica_member(link.node, replica));
+        let tls = of_replica.map_or(&access.tls, |member| &member.tls).as_ref();
+        let tls = tls.map(|tls| Tls::connect(tls.config.clone(), tls.name_at(address))).transpose();
         let tls = match tls {
             Ok(tls) => tls,
             Err(error) => {

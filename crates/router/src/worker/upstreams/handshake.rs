@@ -80,6 +80,8 @@ pub(super) enum NodeHandshake {
     Multi,
     Exec,
     Role,
+    /// READONLY, at a replica of a cluster: without it, it redirects every read.
+    ReadOnly,
     /// INFO replication of a replica, and then INFO persistence, with the reply to the former.
     Replication,
     Loading(Vec<u8>),
@@ -385,10 +387,13 @@ impl Handshake<'_> {
             ask(link, NodeHandshake::Multi, &["MULTI"]);
             ask(link, NodeHandshake::Exec, &["EXEC"]);
         }
-        if link.lane != Lane::Replica && turn.routing().servers.contains_key(&link.node) {
+        if link.lane != Lane::Replica && turn.routing().followed(link.node).is_some() {
             ask(link, NodeHandshake::Role, &["ROLE"]);
         }
         if link.lane == Lane::Replica {
+            if turn.routing().topology.is_of_cluster() {
+                ask(link, NodeHandshake::ReadOnly, &["READONLY"]);
+            }
             ask(link, NodeHandshake::Replication, &["INFO", "replication"]);
             ask(link, NodeHandshake::Loading(Vec::new()), &["INFO", "persistence"]);
         }
@@ -503,6 +508,8 @@ impl Handshake<'_> {
                     self.fail("the server at its address is now a replica");
                 }
             }
+            (NodeHandshake::ReadOnly, Some(error)) => self.fail(&format!("it refuses READONLY: {error}")),
+            (NodeHandshake::ReadOnly, None) => {}
             (NodeHandshake::Replication | NodeHandshake::Loading(_), Some(error)) => {
                 self.fail(&format!(
                     "it does not report whether it has all data (INFO replication, INFO persistence): {error}"
@@ -536,7 +543,13 @@ impl Handshake<'_> {
                 debug!(node = %turn.node_name(node), error, "member refuses CLUSTER MYID");
             }
             (NodeHandshake::Member, None) => {
-                let expected = turn.shared().cluster.as_ref().and_then(|map| map.member_id(node));
+                let expected = match link.replica {
+                    Some(replica) => match turn.routing().replica_member(node, replica) {
+                        Some(member) => Some(member.id.clone()),
+                        None => return self.fail("it is no longer read"),
+                    },
+                    None => turn.shared().cluster.as_ref().and_then(|map| map.member_id(node)),
+                };
                 if expected.is_some_and(|id| reply::text(answer) != Some(id.as_bytes())) {
                     // The address was reused.
                     turn.shared().request_map();

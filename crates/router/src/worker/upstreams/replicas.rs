@@ -12,7 +12,7 @@ use tracing::debug;
 use super::link::Phase;
 use super::{Link, Upstreams};
 use crate::lane::Lane;
-use crate::settings::Reads;
+use crate::settings::{Reads, ReplicaMember, Servers};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::turn::Turn;
@@ -23,11 +23,21 @@ const RETRY_US: u64 = 1_000_000;
 impl RoutingSnapshot {
     /// Returns the address of a connection to a node: `replica`, or the primary, if it is known.
     pub(crate) fn address_of(&self, node: NodeId, replica: Option<SocketAddr>) -> Option<SocketAddr> {
-        match (replica, self.servers.get(&node)) {
+        match (replica, self.followed(node)) {
             (Some(replica), _) => Some(replica),
             (None, Some(servers)) => servers.primary,
             (None, None) => self.live.nodes.get(&node).and_then(|access| access.address),
         }
+    }
+
+    /// Servers of a node whose primary the router follows itself. A cluster names its primaries.
+    pub(crate) fn followed(&self, node: NodeId) -> Option<&Servers> {
+        self.servers.get(&node).filter(|_| !self.topology.is_of_cluster())
+    }
+
+    /// A replica as a member of a cluster.
+    pub(crate) fn replica_member(&self, node: NodeId, replica: SocketAddr) -> Option<&ReplicaMember> {
+        self.servers.get(&node)?.members.get(&replica)
     }
 }
 
@@ -45,7 +55,7 @@ impl Upstreams {
                 }
                 continue;
             }
-            let Some(servers) = turn.routing().servers.get(&node) else { continue };
+            let Some(servers) = turn.routing().followed(node) else { continue };
             if link.address == servers.primary {
                 continue;
             }
@@ -68,7 +78,6 @@ impl Upstreams {
         }
     }
 
-    /// Returns the connection to a replica. Creates it, not necessarily connected, if it is missing.
     /// Returns the connection to a replica for a read, or `None` for the primary. Returns an error if the read policy
     /// allows only replicas and none can be reached.
     pub(in crate::worker) fn replica_for(
