@@ -12,6 +12,7 @@ mod cluster;
 mod cluster_copies;
 mod cluster_histories;
 mod cluster_replicas;
+mod cluster_services;
 mod cluster_storage;
 mod colocate;
 mod cross_slot;

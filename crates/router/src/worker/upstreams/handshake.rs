@@ -455,7 +455,9 @@ impl Handshake<'_> {
         let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
-            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(&error),
+            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error, turn.routing().topology.is_of_cluster()) => {
+                self.downgrade(&error);
+            }
             (NodeHandshake::Hello, Some(error)) => self.fail(&format!("it refuses HELLO 3: {error}")),
             (NodeHandshake::Auth, Some(error)) => {
                 self.fail(&format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"))
@@ -467,7 +469,10 @@ impl Handshake<'_> {
                         "it requires a password, and none is configured for it (nodes.password-file): {error}"
                     ));
                 }
-                self.fail(&format!("it refuses database {database}: {error}"));
+                // A member of a cluster has no other database.
+                if !turn.routing().topology.is_of_cluster() {
+                    self.fail(&format!("it refuses database {database}: {error}"));
+                }
             }
             (NodeHandshake::Databases(last), Some(error)) => {
                 self.fail(&format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),

@@ -16,9 +16,10 @@ use super::pending::Purpose;
 use crate::worker::turn::Turn;
 
 /// Whether an error reply to `HELLO 3` means that the node cannot, or may not, use RESP3, and not that our credentials
-/// are wrong.
-pub(super) fn refuses_resp3(error: &str) -> bool {
-    ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
+/// are wrong. Services that provide clusters have texts of their own for commands that they refuse.
+pub(super) fn refuses_resp3(error: &str, is_of_cluster: bool) -> bool {
+    let is_of_service = is_of_cluster && error.starts_with("ERR ") && !error.starts_with("ERR max number of clients");
+    is_of_service || ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
 }
 
 /// Returns the RESP3 shape of the reply to a request. For an upload, only the beginning of the request is
