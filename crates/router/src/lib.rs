@@ -19,6 +19,7 @@ mod function_turns;
 mod functions_dump;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod handover;
 mod hot_copies;
 mod lane;
 mod library_checks;
@@ -62,7 +63,7 @@ pub use config_set::allows_config_set;
 pub use fences::foreign_connections;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
-pub use listener::{StartError, could_listen};
+pub use listener::{ListeningSockets, StartError, could_listen};
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{
@@ -104,7 +105,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::away::Away;
-use crate::listener::Listener;
+use crate::listener::Listening;
 use crate::lock::lock;
 use crate::metrics::{Counter, HotCounters, NodeCounters};
 use crate::metrics::{NodeScrape, Scrape};
@@ -219,10 +220,32 @@ impl Router {
     /// # Errors
     /// If an address cannot be bound, or the system refuses a thread or descriptor.
     pub fn start(settings: Settings, topology: Arc<Topology>) -> Result<Router, StartError> {
+        Self::start_with(settings, topology, Vec::new(), true)
+    }
+
+    /// Like [`Router::start`], with the listening sockets of another process, which still accepts from them. Other
+    /// addresses are bound. Clients are accepted after [`Router::open`].
+    ///
+    /// # Errors
+    /// As for [`Router::start`], and if a socket cannot be used.
+    pub fn start_closed(
+        settings: Settings,
+        topology: Arc<Topology>,
+        inherited: Vec<ListeningSockets>,
+    ) -> Result<Router, StartError> {
+        Self::start_with(settings, topology, inherited, false)
+    }
+
+    fn start_with(
+        settings: Settings,
+        topology: Arc<Topology>,
+        inherited: Vec<ListeningSockets>,
+        is_open: bool,
+    ) -> Result<Router, StartError> {
         let workers = settings.workers.max(1);
-        let bound = listener::bind(&settings.listen, workers)?;
-        let addresses: Vec<SocketAddr> = bound
-            .addresses
+        let mut bound = listener::bind(&settings.listen, workers, inherited)?;
+        let listeners = std::mem::take(&mut bound.addresses);
+        let addresses: Vec<SocketAddr> = listeners
             .iter()
             .filter_map(|address| match address {
                 ListenAddress::Tcp(address) => Some(*address),
@@ -251,29 +274,22 @@ impl Router {
             listeners_read_replicas,
             settings.batched_sends,
         )?;
-        let shared = Arc::new(shared.with_ports(settings.ports).with_cluster(settings.cluster_map));
+        let listening = Listening::new(bound, is_open);
+        let shared = shared.with_ports(settings.ports).with_cluster(settings.cluster_map).with_listening(listening);
+        let shared = Arc::new(shared);
         lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
-        let mut router = Router {
-            shared: shared.clone(),
-            addresses,
-            listeners: bound.addresses,
-            threads: Vec::new(),
-            chooser: None,
-        };
-        let mut guards = bound.guards;
-        for (index, listeners) in bound.by_worker.into_iter().enumerate() {
-            let worker = Worker::new(index, shared.clone(), clone_all(&listeners)?)?;
+        let mut router = Router { shared: shared.clone(), addresses, listeners, threads: Vec::new(), chooser: None };
+        for index in 0..workers {
+            let worker = Worker::new(index, shared.clone(), shared.listening.of_worker(index)?)?;
             let processor = (!processors.is_empty()).then(|| processors[index % processors.len()]);
-            let guard = std::mem::take(&mut guards);
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                let _guard = guard;
                 let _account = memory::Account::open();
                 if let Some(processor) = processor {
                     pin(processor);
                 }
-                run_worker(worker, index, &shared, &listeners);
+                run_worker(worker, index, &shared);
             })?;
             router.threads.push(thread);
         }
@@ -820,6 +836,7 @@ impl Router {
     /// Stops accepting, waits up to `bound` for commands in flight, then stops the workers.
     pub fn drain(mut self, bound: Duration) -> Drained {
         self.shared.draining.store(true, Ordering::Release);
+        self.shared.listening.close();
         self.shared.ring_all();
         let until = Instant::now() + bound;
         while Instant::now() < until && !self.threads.iter().all(JoinHandle::is_finished) {
@@ -832,6 +849,7 @@ impl Router {
     fn stop(&mut self) {
         self.shared.draining.store(true, Ordering::Release);
         self.shared.stop.store(true, Ordering::Release);
+        self.shared.listening.close();
         self.shared.ring_all();
         for thread in self.threads.drain(..) {
             // A panicked worker has already logged the panic.
@@ -860,7 +878,7 @@ impl Drop for Router {
 
 /// Runs a worker, and a replacement if it panics: a bug that one client can trigger must not stop the service of other
 /// clients for longer than a reconnect.
-fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
+fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
             Ok(Ok(())) => return shared.publication.adopted(index, u64::MAX),
@@ -871,7 +889,8 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
                     "a worker panicked: its clients are disconnected, and it restarts. This is a bug, please report it"
                 );
                 shared.forget_worker(index);
-                match clone_all(listeners).and_then(|listeners| Worker::new(index, shared.clone(), listeners)) {
+                let listeners = shared.listening.of_worker(index);
+                match listeners.and_then(|listeners| Worker::new(index, shared.clone(), listeners)) {
                     Ok(next) => {
                         worker = next;
                         continue;
@@ -884,10 +903,6 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
         shared.publication.adopted(index, u64::MAX);
         return;
     }
-}
-
-fn clone_all(listeners: &[Listener]) -> io::Result<Vec<Listener>> {
-    listeners.iter().map(Listener::try_clone).collect()
 }
 
 /// Returns the processors that this process may use.
@@ -911,7 +926,7 @@ mod tests {
 
     use super::*;
 
-    fn ping(router: &Router) -> TcpStream {
+    pub(crate) fn ping(router: &Router) -> TcpStream {
         let mut stream = TcpStream::connect(router.addresses()[0]).expect("the router listens");
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
         stream.write_all(b"PING\r\n").expect("sent");
@@ -921,8 +936,7 @@ mod tests {
         stream
     }
 
-    #[test]
-    fn worker_panic_disconnects_only_its_clients() {
+    pub(crate) fn settings() -> (Settings, Arc<Topology>) {
         let topology = Topology::even(&["127.0.0.1:1".to_string()]).expect("one node");
         let settings = Settings {
             listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("address"))],
@@ -939,7 +953,13 @@ mod tests {
             cluster_map: None,
             live: RuntimeSettings::default(),
         };
-        let router = Router::start(settings, Arc::new(topology)).expect("starts");
+        (settings, Arc::new(topology))
+    }
+
+    #[test]
+    fn worker_panic_disconnects_only_its_clients() {
+        let (settings, topology) = settings();
+        let router = Router::start(settings, topology).expect("starts");
         let mut client = ping(&router);
         router.shared.mailboxes[0].send(shared::Message::Panic);
         assert_eq!(client.read(&mut [0; 1]).expect("closed, not timed out"), 0);

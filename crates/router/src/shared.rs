@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,6 +29,7 @@ use crate::hot_copies::HotCopies;
 use crate::lane::Lane;
 use crate::library_checks::{Checked, LibraryChecks};
 use crate::limits::Limits;
+use crate::listener::Listening;
 use crate::lock::lock;
 use crate::lua::LibraryForm;
 use crate::metrics::{RecentWaits, WorkerCounters};
@@ -213,6 +215,8 @@ pub(crate) enum Message {
     Login { client: Handle, attempt: Attempt },
     /// Result of a check of libraries, for command `number` of this client.
     LibrariesChecked { client: Handle, number: u32, result: Checked },
+    /// Accept clients from the sockets in [`Shared::listening`] only, and report when this is in force.
+    Listeners { done: Sender<std::io::Result<()>> },
     #[cfg(test)]
     Panic,
 }
@@ -315,6 +319,7 @@ pub(crate) struct Shared {
     pub(crate) used_together: UsedTogether,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
+    pub(crate) listening: Listening,
     pub(crate) logins: Arc<Logins>,
     pub(crate) library_checks: LibraryChecks,
     pub(crate) limits: Limits,
@@ -395,6 +400,10 @@ impl Shared {
         Self { ports, ..self }
     }
 
+    pub(crate) fn with_listening(self, listening: Listening) -> Self {
+        Self { listening, ..self }
+    }
+
     pub(crate) fn with_cluster(self, cluster: Option<Arc<ClusterMap>>) -> Self {
         Self { cluster, ..self }
     }
@@ -453,6 +462,7 @@ impl Shared {
             logins: Arc::new(Logins::new(mailboxes.clone())),
             library_checks: LibraryChecks::default(),
             mailboxes,
+            listening: Listening::default(),
             counters: (0..workers).map(|_| Arc::default()).collect(),
             scraped: Mutex::default(),
             clients: AtomicUsize::new(0),

@@ -613,6 +613,12 @@ impl Worker {
                 on_redirected(&self.cx.turn, &mut self.cx.down, to, from, source, keys.as_deref())
             }
             Message::RedirectBroken { source } => on_redirect_broken(&self.cx.turn, &mut self.cx.down, source),
+            Message::Listeners { done } => {
+                let (turn, door) = (&self.cx.turn, &mut self.cx.down.door);
+                let adopted = turn.shared().listening.of_worker(turn.index());
+                // The receiver is gone if it has waited for too long.
+                let _ = done.send(adopted.and_then(|listeners| door.adopt(listeners, turn.poll())));
+            }
             #[cfg(test)]
             Message::Panic => panic!("requested by a test"),
             Message::Kill { filter, from, gather, part } => {

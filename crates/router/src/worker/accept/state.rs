@@ -18,11 +18,20 @@ pub(in crate::worker) struct Acceptor {
 impl Acceptor {
     /// Starts to watch the listeners.
     pub(in crate::worker) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
+        let mut door = Self { listeners: Vec::new(), spare: spare_descriptor(), handshake_log: LogThrottle::default() };
+        door.adopt(listeners, poll)?;
+        Ok(door)
+    }
+
+    /// Accepts from these listeners, and from no others.
+    pub(in crate::worker) fn adopt(&mut self, listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<()> {
+        self.close(poll);
         for (number, listener) in listeners.iter().enumerate() {
             let token = Token::Listener(number as u32);
             if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
         }
-        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: LogThrottle::default() })
+        self.listeners = listeners;
+        Ok(())
     }
 
     /// Stops accepting clients.
