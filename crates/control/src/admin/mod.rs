@@ -21,9 +21,11 @@ mod rules;
 mod thread;
 mod tls;
 mod token;
+mod upgrade;
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,9 +55,10 @@ pub use rules::{
     RulesRequest, RulesResult, TooLargeReport,
 };
 
-pub use thread::{AdminThread, access};
+pub use thread::{AdminThread, access, kept_access};
 pub use tls::AdminTls;
 pub use token::{Access, AdminAccess, Token};
+pub use upgrade::{UpgradePort, UpgradeReport};
 
 use guard::Guard;
 use listener::{BoundedListener, Peer};
@@ -111,13 +114,40 @@ impl Admin {
     /// # Errors
     /// If the port cannot be bound, or would be exposed without a token.
     pub async fn bind(address: SocketAddr, options: AdminOptions) -> Result<Self, AdminError> {
+        Self::open(address, TcpListener::bind(address), options).await
+    }
+
+    /// Uses the listening socket of another process.
+    ///
+    /// # Errors
+    /// If the socket cannot be used, or would be exposed without a token.
+    pub async fn adopt(socket: OwnedFd, options: AdminOptions) -> Result<Self, AdminError> {
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let refused = |why| AdminError::Listen { address: unknown, why };
+        let listener = std::net::TcpListener::from(socket);
+        let address = listener.local_addr().map_err(refused)?;
+        listener.set_nonblocking(true).map_err(refused)?;
+        Self::open(address, async move { TcpListener::from_std(listener) }, options).await
+    }
+
+    async fn open(
+        address: SocketAddr,
+        listener: impl Future<Output = io::Result<TcpListener>>,
+        options: AdminOptions,
+    ) -> Result<Self, AdminError> {
         if !address.ip().to_canonical().is_loopback() && !matches!(*options.access.now(), Access::Given(_)) {
             return Err(AdminError::Exposed { address });
         }
         let refused = |why| AdminError::Listen { address, why };
-        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let listener = listener.await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         Ok(Self { address, listener, options })
+    }
+
+    /// Copies the listening socket, for a process that replaces this one.
+    fn socket(&self) -> Result<OwnedFd, AdminError> {
+        let copy = self.listener.as_fd().try_clone_to_owned();
+        copy.map_err(|why| AdminError::Listen { address: self.address, why })
     }
 
     /// Bound address, with the port chosen by the system if port 0 was requested.

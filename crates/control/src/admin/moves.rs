@@ -85,6 +85,8 @@ pub enum Operation {
     RemoveNode(NodeRequest),
     /// Balance slots or load.
     Balance(BalanceRequest),
+    /// Replace the process by a new one.
+    Upgrade,
 }
 
 impl Operation {
@@ -112,7 +114,8 @@ impl Operation {
             | Self::AddNode(_)
             | Self::UndrainNode(_)
             | Self::RemoveNode(_)
-            | Self::SteerHotCopies(_) => true,
+            | Self::SteerHotCopies(_)
+            | Self::Upgrade => true,
         }
     }
 }

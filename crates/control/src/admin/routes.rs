@@ -52,7 +52,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, purpose and handler of each route.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 33] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 34] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
@@ -143,6 +143,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 33] {
             "POST {\"source_ops_max\"}: change the limit of the source, for protocols as published (builds with the feature research)",
             post(source_ops_max),
         ),
+        ("/api/v1/upgrade", "POST: replace the process by a new one, in front of a cluster", post(upgrade)),
     ]
 }
 
@@ -534,6 +535,10 @@ async fn balance(
 ) -> Result<Response, Response> {
     let path = "/api/v1/balance";
     operate(path, source, from, Operation::Balance(body_or_default(path, given)?)).await
+}
+
+async fn upgrade(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/upgrade", source, from, Operation::Upgrade).await
 }
 
 async fn pause(State(source): State<Shared>, from: From, id: Path<String>) -> Result<Response, Response> {

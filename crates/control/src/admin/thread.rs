@@ -1,6 +1,8 @@
 //! Thread of the admin port, with its own runtime; and the choice of access rights.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -10,7 +12,7 @@ use switchyard_router::Secret;
 use tokio::sync::oneshot;
 use tracing::{error, warn};
 
-use super::{Access, Admin, AdminOptions, Source, Token};
+use super::{Access, Admin, AdminError, AdminOptions, Source, Token};
 
 /// Threads that answer requests. Scrapes are rare, and more than a few at once are a mistake.
 const ANSWERING_THREADS: usize = 4;
@@ -19,6 +21,7 @@ const ANSWERING_THREADS: usize = 4;
 pub struct AdminThread {
     /// Bound address.
     pub address: SocketAddr,
+    socket: OwnedFd,
     /// Passes the source to the thread, which then answers requests.
     source_sender: Option<oneshot::Sender<Arc<dyn Source>>>,
     stop: oneshot::Sender<()>,
@@ -29,6 +32,15 @@ impl AdminThread {
     /// Binds the port, so that an occupied port is reported before the router starts. Requests are answered after
     /// [`AdminThread::serve`].
     pub fn bind(address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
+        Self::open(async move { Admin::bind(address, options).await })
+    }
+
+    /// Like [`AdminThread::bind`], with the listening socket of another process.
+    pub fn adopt(socket: OwnedFd, options: AdminOptions) -> anyhow::Result<Self> {
+        Self::open(async move { Admin::adopt(socket, options).await })
+    }
+
+    fn open(admin: impl Future<Output = Result<Admin, AdminError>> + Send + 'static) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(ANSWERING_THREADS)
@@ -42,11 +54,12 @@ impl AdminThread {
             .name("admin".to_owned())
             .spawn(move || {
                 runtime.block_on(async move {
-                    let admin = match Admin::bind(address, options).await {
-                        Ok(admin) => admin,
+                    let opened = admin.await.and_then(|admin| Ok((admin.socket()?, admin)));
+                    let (socket, admin) = match opened {
+                        Ok(opened) => opened,
                         Err(error) => return drop(bound.send(Err(error))),
                     };
-                    drop(bound.send(Ok(admin.address())));
+                    drop(bound.send(Ok((admin.address(), socket))));
                     let Ok(source) = ready.await else { return }; // the router failed to start
                     let until = async { drop(stopped.await) };
                     if let Err(error) = admin.serve(source, until).await {
@@ -57,8 +70,16 @@ impl AdminThread {
                 runtime.shutdown_background();
             })
             .context("cannot start a thread")?;
-        let address = outcome.recv().context("the admin thread has ended")??;
-        Ok(Self { address, source_sender: Some(go), stop, thread })
+        let (address, socket) = outcome.recv().context("the admin thread has ended")??;
+        Ok(Self { address, socket, source_sender: Some(go), stop, thread })
+    }
+
+    /// Copies the listening socket, for a process that replaces this one.
+    ///
+    /// # Errors
+    /// If the system refuses a descriptor.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Starts answering requests.
@@ -105,5 +126,13 @@ pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
             error!("{why}");
             Access::ReadOnly { why }
         }
+    }
+}
+
+/// Like [`access`], for a process that replaces another process. It keeps a generated token, which is valid at both.
+pub fn kept_access(token: Option<&Secret>, dir: &Path) -> Access {
+    match (token, Token::load_existing(dir)) {
+        (None, Ok((token, file))) => Access::Made { token, file },
+        _ => access(token, dir),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::admin::{Operation, OperationError, Readiness, Source, StatusReport};
+use tracing::info;
+
+use crate::admin::{Operation, OperationError, Readiness, Source, StatusReport, UpgradePort};
 use crate::fleet::{AboutProcess, LoadState, add_common_metrics, not_started, report, router_page};
 use crate::running::{Phase, Running};
 
@@ -12,13 +14,14 @@ pub struct ClusterFleet {
     running: Arc<Running>,
     about_process: AboutProcess,
     configuration: LoadState,
+    upgrades: Arc<dyn UpgradePort>,
 }
 
 impl ClusterFleet {
     /// Creates the control plane of the router in `running`.
     #[must_use]
-    pub fn new(running: Arc<Running>, about_process: AboutProcess) -> Arc<Self> {
-        Arc::new(Self { running, about_process, configuration: LoadState::new() })
+    pub fn new(running: Arc<Running>, about_process: AboutProcess, upgrades: Arc<dyn UpgradePort>) -> Arc<Self> {
+        Arc::new(Self { running, about_process, configuration: LoadState::new(), upgrades })
     }
 
     /// Records for the metrics whether a reload was applied.
@@ -53,7 +56,15 @@ impl Source for ClusterFleet {
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, OperationError> {
-        let _ = (operation, who);
+        if matches!(operation, Operation::Upgrade) {
+            let outcome = self.upgrades.upgrade();
+            match &outcome {
+                Ok(_) => info!(target: "audit", who, "asked: upgrade"),
+                Err(refused) => info!(target: "audit", who, "refused: upgrade: {}", refused.text()),
+            }
+            let value = serde_json::to_value(outcome?);
+            return value.map_err(|error| OperationError::Failed(error.to_string()));
+        }
         let why = "the nodes are members of a cluster: move slots and add members by its own tools, such as redis-cli --cluster";
         Err(OperationError::Unavailable(why.to_owned()))
     }

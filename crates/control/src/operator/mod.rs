@@ -187,6 +187,7 @@ impl Operator {
             Operation::UndrainNode(request) => self.undrain_node(&request),
             Operation::RemoveNode(request) => self.remove_node(&request),
             Operation::Balance(request) => self.balance(&request),
+            Operation::Upgrade => return Err(conflict(NO_UPGRADE)),
         };
         json(&plan?)
     }
@@ -300,6 +301,11 @@ impl Operator {
     }
 }
 
+/// Reason why the process is not replaced while it serves.
+const NO_UPGRADE: &str = "a router in front of standalone nodes is upgraded by a restart (`systemctl restart switchyard`): \
+    its ownership of the nodes allows one process at a time. A standby shortens the interruption, see \
+    docs/high-availability.md. In front of a cluster, `switchyard upgrade` interrupts no client";
+
 /// Describes an operation for the audit log.
 fn describe(operation: &Operation) -> String {
     match operation {
@@ -350,6 +356,7 @@ fn describe(operation: &Operation) -> String {
             HotCopiesOrder::Suspend(true) => "switch hot copies off".to_owned(),
             HotCopiesOrder::Suspend(false) => "switch hot copies on".to_owned(),
         },
+        Operation::Upgrade => "upgrade".to_owned(),
         Operation::Where(keys) => {
             format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" })
         }

@@ -29,6 +29,7 @@ mod screen;
 mod serve;
 mod status;
 mod table;
+mod upgrade;
 
 use std::fmt;
 
@@ -87,6 +88,7 @@ enum Command {
     Autoscale(autoscale::Arguments),
     Doctor(doctor::Arguments),
     Recover(recover::Arguments),
+    Upgrade(upgrade::Arguments),
     Demo(demo::Arguments),
     Bench(bench::Arguments),
 }
@@ -179,6 +181,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Autoscale(arguments) => autoscale::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     }

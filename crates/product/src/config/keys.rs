@@ -534,6 +534,9 @@ keys! {
         "Addresses to use in place of addresses that members report, for networks with address translation or tunnels: REPORTED=USED.";
     "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) storage.wait_max = "\"5s\"",
         "Time that commands wait for an owner of their slot, during a failover for example. Then they get NODEDOWN. Without it, 5s.";
+    "drain-max" Reload [] optional_time(Duration::ZERO..=DAY) storage.drain_max = "\"10m\"",
+        "Maximum time for which a process that was replaced by `switchyard upgrade` serves the clients that it has. Then they are \
+         disconnected as by SIGTERM. Without it, 10m.";
 
     [Scripts]
     "undeclared-keys" Reload ["allow-cross-slot-keys"] word([(true, "refuse"), (false, "allow")]) runtime.check_scripts,

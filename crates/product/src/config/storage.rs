@@ -15,6 +15,9 @@ use super::{Config, Endpoint, NODE_PORT, Problem};
 /// Time that commands wait for an owner of their slot by default.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// Time for which a replaced process serves its clients by default: connections of pools usually live for minutes.
+const DRAIN_MAX: Duration = Duration::from_secs(600);
+
 /// The section as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct StorageConfig {
@@ -23,6 +26,7 @@ pub(super) struct StorageConfig {
     /// Addresses to use in place of reported ones.
     pub(super) addresses: Vec<Mapping>,
     pub(super) wait_max: Option<Duration>,
+    pub(super) drain_max: Option<Duration>,
 }
 
 /// An address to use in place of a reported one.
@@ -66,6 +70,11 @@ impl Config {
     /// Whether the storage is a cluster.
     pub(crate) fn is_of_cluster(&self) -> bool {
         !self.storage.cluster.is_empty()
+    }
+
+    /// Time for which a replaced process serves its clients.
+    pub(crate) fn drain_max(&self) -> Duration {
+        self.storage.drain_max.unwrap_or(DRAIN_MAX)
     }
 
     /// Refuses settings that do not apply to the kind of storage.
@@ -199,6 +208,9 @@ mod tests {
         let text = "[storage]\ncluster = \"redis-1\"\naddresses = [\"10.0.0.5:6379=nat:7001\"]\nwait-max = \"3s\"\n";
         let config = read(text).expect("good");
         assert!(config.is_of_cluster());
+        assert_eq!(config.drain_max(), Duration::from_secs(600));
+        let changed = read(&format!("{text}drain-max = \"0s\"\n")).expect("good");
+        assert_eq!(changed.drain_max(), Duration::ZERO);
         let resolved = config.resolve(|_| None).expect("good");
         assert_eq!((resolved.live.wait_max, resolved.live.cross_slot_max), (Some(Duration::from_secs(3)), 0));
         let places = resolved.cluster.expect("a cluster");

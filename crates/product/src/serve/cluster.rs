@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
+use rustix::process::{Signal, kill_process};
+use sd_notify::NotifyState;
 use switchyard_control::Running;
 use switchyard_control::admin::{self, AdminAccess, AdminOptions, AdminThread, AdminTls};
 use switchyard_control::cluster::{ClusterFleet, ClusterKeeper, MapThread, ReplicaThread};
@@ -19,32 +21,43 @@ use tracing::{error, info, warn};
 
 use super::logs::Logs;
 use super::reload::{ReloadRequest, ReloadTarget, log_changed_content, log_changes, problem_lines, renew_admin_access};
+use super::upgrade::{self, Successor, Upgrades};
 use super::{
     SignalWait, check_ports, explain_admin, explain_start, metrics, open_files, pools, ready_line, start_reloads, stop,
 };
 use crate::cli::Failure;
 use crate::config::{ClusterPlaces, Config, Resolved, Sources, counted};
 
-/// Serves a cluster until SIGTERM or SIGINT.
+/// Serves a cluster until SIGTERM or SIGINT, or until another process has replaced this one and the clients have left.
+/// A `successor` takes over the listening sockets of another process.
 pub(super) fn run(
     sources: Sources,
     config: Config,
     resolved: Resolved,
     places: &ClusterPlaces,
     logs: Logs,
+    mut successor: Option<&mut Successor>,
 ) -> Result<(), Failure> {
     resolved.warnings().for_each(|warning| warn!("{warning}"));
-    check_ports(&resolved)?;
+    let access = if successor.is_some() { admin::kept_access } else { admin::access };
+    let admin_socket = successor.as_mut().and_then(|successor| successor.take_admin(resolved.admin));
+    if successor.is_none() {
+        check_ports(&resolved)?;
+    }
     let running = Arc::new(Running::default());
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let token_dir = token_directory(resolved.admin);
-    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &token_dir));
+    let admin_access = AdminAccess::new(access(resolved.admin_token.as_ref(), &token_dir));
     let options = AdminOptions {
         access: admin_access.clone(),
         host_names: config.admin_host_names.clone(),
         tls: admin_tls.clone(),
     };
-    let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
+    let mut admin = match admin_socket {
+        Some(socket) => AdminThread::adopt(socket, options),
+        None => AdminThread::bind(resolved.admin, options),
+    }
+    .map_err(explain_admin)?;
     let reader = places.reader();
     let report = reader.read(&[], &[], 0).map_err(|why| anyhow!("no member of the cluster shows its map: {why}"))?;
     let map = ClusterMap::new(&report.shards).map_err(|why| anyhow!("the map of the cluster is not usable: {why}"))?;
@@ -75,30 +88,65 @@ pub(super) fn run(
         cluster_map: Some(Arc::clone(&map)),
         live: live.clone(),
     };
-    let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
+    let router = match &mut successor {
+        Some(successor) => Router::start_closed(settings, Arc::clone(&topology), successor.take_listeners()),
+        None => Router::start(settings, Arc::clone(&topology)),
+    }
+    .map_err(explain_start)?;
     let addresses = super::addresses_of(&router, &tls);
     running.set(router, topology);
-    let fleet = ClusterFleet::new(Arc::clone(&running), metrics::add_process);
-    admin.serve(Arc::clone(&fleet) as Arc<dyn admin::Source>);
+    let (replaced_sender, mut replaced) = tokio::sync::mpsc::channel(1);
+    let admin_socket = admin.socket().context("cannot copy the socket of the admin port")?;
+    let upgrades =
+        Upgrades::new(Arc::clone(&running), (resolved.admin, admin_socket), config.drain_max(), replaced_sender);
+    let port = Arc::clone(&upgrades) as Arc<dyn admin::UpgradePort>;
+    let fleet = ClusterFleet::new(Arc::clone(&running), metrics::add_process, port);
     let keeper = ClusterKeeper::new(Arc::clone(&running), map, reader);
     let map_thread = MapThread::start(Arc::clone(&keeper))?;
     let replica_thread = ReplicaThread::start(Arc::clone(&running), Arc::clone(&keeper))?;
     let health = HealthThread::start(Arc::clone(&running))?;
+    if let Some(successor) = successor {
+        upgrade::wait_for_members(&running);
+        successor.wait_for_go()?;
+        running.with(Router::open).unwrap_or(Ok(())).context("cannot accept clients")?;
+    }
+    admin.serve(Arc::clone(&fleet) as Arc<dyn admin::Source>);
     let storage = format!("a cluster of {}", counted(nodes, "primary node"));
     info!("{}", ready_line(&addresses, &config, &storage, admin.address, false));
     pools::report_ready(admin.address);
     let (asks, asked) = mpsc::sync_channel(4);
-    let reloader = ClusterReloader { sources, config, live, logs, keeper, admin_tls, admin_access, token_dir, fleet };
+    let reloader = ClusterReloader {
+        sources,
+        config,
+        live,
+        logs,
+        keeper,
+        admin_tls,
+        admin_access,
+        token_dir,
+        fleet,
+        upgrades: Arc::clone(&upgrades),
+    };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
-    // No other router takes over: several may serve.
-    let (_taken_over, mut replaced) = tokio::sync::mpsc::channel(1);
-    if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
-        return Err(Failure::Failed(anyhow!(why)));
-    }
-    super::notify(&[sd_notify::NotifyState::Stopping]);
+    let is_replaced = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)).is_some();
+    let admin = if is_replaced {
+        // Only the new process answers there and notifies systemd.
+        admin.stop();
+        runtime.block_on(signals.wait_for_clients(&running, upgrades.drain_max()));
+        None
+    } else {
+        match upgrades.stop() {
+            // The signal has arrived in the moment of an upgrade. It was meant for the service.
+            Some(pid) => {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            None => super::notify(&[NotifyState::Stopping]),
+        }
+        Some(admin)
+    };
     drop((map_thread, replica_thread, health));
     stop(&runtime, &mut signals, &running, |_| {}, reloads.shutdown_timeout())?;
-    admin.stop();
+    admin.into_iter().for_each(AdminThread::stop);
     reloads.stop();
     Ok(())
 }
@@ -140,6 +188,7 @@ struct ClusterReloader {
     admin_access: AdminAccess,
     token_dir: PathBuf,
     fleet: Arc<ClusterFleet>,
+    upgrades: Arc<Upgrades>,
 }
 
 impl ReloadTarget for ClusterReloader {
@@ -192,6 +241,7 @@ impl ClusterReloader {
             + renew_admin_access(&self.admin_access, resolved.admin_token.as_ref(), &self.token_dir)
             + log_changed_content(&self.live, &live, &changes);
         self.logs.set_level(&config.log_level);
+        self.upgrades.set_drain_max(config.drain_max());
         (self.live, self.config) = (live, config);
         Ok(applied)
     }

@@ -11,6 +11,7 @@ mod pools;
 mod reload;
 mod standby;
 mod twemproxy_stats;
+mod upgrade;
 mod users;
 
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ use logs::Logs;
 use reload::{ReloadRequest, ReloadSender, ReloadTarget, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
+use upgrade::{Role, Successor};
 
 /// Flags for twemproxy pools.
 pub(crate) struct TwemproxyFlags {
@@ -69,13 +71,30 @@ impl TwemproxyFlags {
     }
 }
 
-/// Runs the router until SIGTERM or SIGINT. A standby first waits until no other router serves the nodes. With
-/// `beside`, a first start does not check for another router.
+/// Runs the router until SIGTERM or SIGINT, or until another process has replaced it. A standby first waits until no
+/// other router serves the nodes. With `beside`, a first start does not check for another router.
 pub(crate) fn run(
     sources: Sources,
     standby: Option<Standby>,
     beside: bool,
     twemproxy: &TwemproxyFlags,
+) -> Result<(), Failure> {
+    match Role::of_process()? {
+        Role::None => serve(sources, standby, beside, twemproxy, None),
+        Role::Helper => Ok(()),
+        Role::Successor(mut successor) => {
+            let outcome = serve(sources, standby, beside, twemproxy, Some(&mut successor));
+            outcome.inspect_err(|failure| successor.report(failure))
+        }
+    }
+}
+
+fn serve(
+    sources: Sources,
+    standby: Option<Standby>,
+    beside: bool,
+    twemproxy: &TwemproxyFlags,
+    successor: Option<&mut Successor>,
 ) -> Result<(), Failure> {
     let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
@@ -98,7 +117,10 @@ pub(crate) fn run(
             let why = "--standby and --allow-other-router are for nodes: any number of routers may serve a cluster";
             return Err(Failure::Config(Problems::of(why)));
         }
-        return cluster::run(sources, config, resolved, &places, logs);
+        return cluster::run(sources, config, resolved, &places, logs, successor);
+    }
+    if successor.is_some() {
+        return Err(Failure::Failed(anyhow!("the configuration no longer names a cluster: that needs a restart")));
     }
     // Open the state directory first: its lock is the right to route to these nodes. Then the ports, so that a start
     // that must fail leaves no slot map.
@@ -584,6 +606,9 @@ struct Signals {
     _file_size: Signal,
 }
 
+/// Interval of checks whether the clients of a replaced process have left.
+const CLIENTS_PERIOD: Duration = Duration::from_millis(50);
+
 /// Interval of status updates to systemd, sent only on a change.
 const STATUS_PERIOD: Duration = Duration::from_secs(2);
 
@@ -614,6 +639,27 @@ impl Signals {
                 }
                 Some(why) = replaced.recv() => return Some(why),
                 _ = tick.tick() => notify_systemd(running, watchdog.is_some(), &mut last_status),
+            }
+        }
+    }
+
+    /// Waits until the clients of a replaced process have left, at most for `bound`, or until a signal.
+    async fn wait_for_clients(&mut self, running: &Running, bound: Duration) {
+        let end = tokio::time::Instant::now() + bound;
+        let mut tick = tokio::time::interval(CLIENTS_PERIOD);
+        let clients = || running.with(|router| router.status().clients).unwrap_or(0);
+        loop {
+            tokio::select! {
+                _ = self.hangup.recv() => info!("SIGHUP: this process only serves its last clients, so it reads no configuration"),
+                name = stop_signal(&mut self.terminate, &mut self.interrupt) => {
+                    return info!("{name}: stopping; {} are disconnected after their commands in flight", counted(clients(), "client"));
+                }
+                () = tokio::time::sleep_until(end) => {
+                    return info!("{bound:?} have passed; {} are disconnected after their commands in flight", counted(clients(), "client"));
+                }
+                _ = tick.tick() => if clients() == 0 {
+                    return info!("all clients of this process have left");
+                }
             }
         }
     }

@@ -14,6 +14,7 @@ mod cluster_histories;
 mod cluster_replicas;
 mod cluster_services;
 mod cluster_storage;
+mod cluster_upgrade;
 mod colocate;
 mod cross_slot;
 mod data_loss;
