@@ -388,7 +388,7 @@ mod tests {
         let first = bound(&[tcp("127.0.0.1:0")], 3);
         assert_eq!(counts(&first), [1, 1, 1]);
         let address = first.addresses[0].to_string();
-        let error = bind(&[tcp(&address)], 1, Vec::new()).err().expect("the port is taken");
+        let error = bind(&[tcp(&address)], 1, Vec::new()).expect_err("the port is taken");
         assert!(error.to_string().contains("cannot listen on 127.0.0.1:"), "{error}");
         drop(first);
         assert!(bind(&[tcp(&address)], 1, Vec::new()).is_ok(), "free again");
@@ -411,7 +411,7 @@ mod tests {
         let path = dir.path().join("s");
         let first = bound(&[unix(&path, 0o660)], 2);
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o660);
-        let error = bind(&[unix(&path, 0o600)], 1, Vec::new()).err().expect("taken").to_string();
+        let error = bind(&[unix(&path, 0o600)], 1, Vec::new()).expect_err("taken").to_string();
         assert!(error.contains("in use"), "{error}");
         assert!(path.exists(), "the file of the first is left alone");
         drop(first);
@@ -501,7 +501,7 @@ mod tests {
         };
         let idle: OwnedFd = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket").into();
         let file: OwnedFd = fs::File::open("/dev/null").expect("a file").into();
-        let other: OwnedFd = UnixListener::from(claim_name("test of other sockets").expect("free")).into();
+        let other: OwnedFd = claim_name("test of other sockets").expect("free").into();
         for sockets in [vec![], vec![idle], vec![file], vec![other]] {
             assert!(bind(&[tcp("127.0.0.1:0")], 1, vec![given(sockets)]).is_err());
         }

@@ -99,6 +99,6 @@ fn run(seed: u64, faults: usize) {
     recording.wait_for(200);
     println!("{steps:?}");
     let (tally, keys) = recording.finish().unwrap_or_else(|why| panic!("seed {seed}, {steps:?}: {why}"));
-    let is_expected = |word: &String| ["NODELOST", "NODEDOWN", "NOREPLICAS"].contains(&word.as_str());
+    let is_expected = |word: &String| ["NODELOST", "NODEDOWN", "CLUSTERDOWN"].contains(&word.as_str());
     assert!(tally.errors.keys().all(is_expected) && keys.len() > 9, "seed {seed}, {steps:?}: {tally:?}");
 }

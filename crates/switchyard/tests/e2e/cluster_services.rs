@@ -28,6 +28,8 @@ struct Service {
     costs: &'static [&'static str],
 }
 
+const SCAN_COST: &str = "it refuses CLUSTER NODES, so SCAN is refused";
+
 const CONFIG_COST: &str = "it refuses CONFIG GET, so connections are not bounded by the limit of members";
 
 const SERVICES: [Service; 6] = [
@@ -186,6 +188,7 @@ const SERVICES: [Service; 6] = [
         accepted: &["CLUSTER|SLOTS"],
         error: "ERR unsupported command",
         costs: &[
+            SCAN_COST,
             "it refuses CLUSTER MYID, so a server of another cluster at a reused address is not detected",
             "it refuses SCRIPT EXISTS, so scripts are not executed",
         ],
@@ -220,6 +223,7 @@ const SERVICES: [Service; 6] = [
         accepted: &["CLUSTER|SLOTS"],
         error: "ERR this command is not available in this plan",
         costs: &[
+            SCAN_COST,
             CONFIG_COST,
             "it refuses CLUSTER MYID, so a server of another cluster at a reused address is not detected",
             "it refuses INFO server, so versions and restarts of members are not known",
@@ -351,6 +355,11 @@ fn use_every_kind(service: &Service, router: &Router, members: &Members) {
         for key in ["a", "b", "c"] {
             assert_eq!(client.cmd(&format!("EVALSHA {sha} 1 {key}")), int(1));
         }
+    }
+    let scan = client.cmd("SCAN 0 COUNT 100");
+    match service.costs.contains(&SCAN_COST) {
+        true => assert!(scan.error().is_some_and(|error| error.contains("needs CLUSTER NODES")), "{scan:?}"),
+        false => assert!(scan.items()[1].items().contains(&bulk("h")), "{}: {scan:?}", service.name),
     }
     let mut blocked = Client::connect(router.address());
     blocked.post("BLPOP l 0");

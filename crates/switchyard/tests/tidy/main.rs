@@ -100,7 +100,7 @@ struct CrateRule {
 const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("routing", &["topology"]),
-    ("scan", &["topology"]),
+    ("scan", &["topology", "cluster"]),
     ("failover", &[]),
     ("data_loss", &[]),
     ("limits", &[]),

@@ -76,7 +76,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/pause.rs", 3, "CLIENT PAUSE"),
     ("worker/reissued.rs", 8, "a command that waits for a key of a move"),
     ("worker/upstreams/renew.rs", 1, "at every tick"),
-    ("worker/scan.rs", 6, "SCAN"),
+    ("worker/scan.rs", 7, "SCAN"),
     ("worker/scripts.rs", 7, "a script that this worker has not met, SCRIPT, and one that a node lacks"),
     ("worker/slowlog.rs", 5, "SLOWLOG, and at a tick after slow commands: a bounded number per second"),
     ("worker/turn.rs", 2, "there is no connection to the node"),
