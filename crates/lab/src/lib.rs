@@ -6,6 +6,7 @@
 //! - [`peers`]: the router compared with alternative proxies, in one run on one machine.
 //! - [`moves`]: cost of moving slots, compared with `redis-cli --cluster reshard`.
 //! - [`queues`]: throughput of a job queue library by placement rules.
+//! - [`clusters`]: the router in front of a Redis or Valkey Cluster.
 //! - [`hot_keys`]: gain from hot copies, and their cost if no key is hot.
 //! - [`history`]: records the operations of clients, for a linearizability checker.
 //! - [`soak`]: repeated moves with faults, under clients whose histories are checked.
@@ -15,6 +16,7 @@
 //!
 //! The load generator and the start of servers are in `switchyard-bench`; the simulator is `switchyard-sim`.
 
+pub mod clusters;
 mod document;
 pub mod history;
 pub mod hot_keys;

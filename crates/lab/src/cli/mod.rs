@@ -1,5 +1,6 @@
 //! The command line: one module for each verb, with its arguments, help and action.
 
+mod clusters;
 mod history;
 mod hot_keys;
 mod moves;
@@ -37,6 +38,7 @@ enum Verb {
     Peers(peers::Arguments),
     Moves(moves::Arguments),
     Queues(queues::Arguments),
+    Clusters(clusters::Arguments),
     Reproduce(reproduce::Arguments),
     HotKeys(hot_keys::Arguments),
     History(history::Arguments),
@@ -50,6 +52,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
         Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
         Verb::Queues(arguments) => queues::run(arguments, interrupt::flag()?),
+        Verb::Clusters(arguments) => clusters::run(arguments, interrupt::flag()?),
         Verb::Reproduce(arguments) => reproduce::run(arguments, interrupt::flag()?),
         Verb::HotKeys(arguments) => hot_keys::run(arguments, interrupt::flag()?),
         Verb::History(arguments) => history::run(arguments, &*interrupt::flag()?),

@@ -71,7 +71,8 @@ fn find_debian(names: &[&str], package: &str, install: bool, say: &dyn Fn(&str))
         .with_context(|| format!("apt-get installed {package}, but {} is not on PATH", names.join(" or ")))
 }
 
-fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
+/// Returns Envoy's binary, and installs it if it may.
+pub(crate) fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
     if let Some(program) = find_program(&["envoy"]) {
         return Ok(program);
     }

@@ -29,6 +29,7 @@ use switchyard_bench::client::{self, Client};
 use switchyard_bench::process::{self, Process};
 
 pub use self::find::Missing;
+pub(crate) use self::find::find_envoy;
 pub use self::goals::{Goal, Verdict};
 pub use self::memory::Memory;
 use self::rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows, pool_rows};

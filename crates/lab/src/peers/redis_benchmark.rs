@@ -84,7 +84,7 @@ fn arguments(target: SocketAddr, row: &Row, requests: u64, keys: u64) -> Vec<Str
 }
 
 /// Returns the name of key `i` with `-r`.
-pub(super) fn key(i: u64) -> String {
+pub(crate) fn key(i: u64) -> String {
     format!("key:{i:012}")
 }
 
