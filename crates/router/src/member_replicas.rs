@@ -19,6 +19,13 @@ fn has_gained(node: NodeId, before: &Topology, after: &Topology) -> bool {
     Slot::all().any(|slot| after.owner(slot) == node && before.owner(slot) != node)
 }
 
+/// Adopts the result of a check that began at this epoch, unless the member has gained slots since.
+fn adopt(all: &mut BTreeMap<NodeId, Servers>, node: NodeId, checked: Servers, epoch: u64) {
+    if let Some(known) = all.get_mut(&node).filter(|known| known.gained_epoch <= epoch) {
+        *known = Servers { gained_epoch: known.gained_epoch, ..checked };
+    }
+}
+
 impl RoutingSnapshot {
     /// Returns the servers of members under another map.
     pub(crate) fn servers_under(&self, topology: &Topology) -> Arc<BTreeMap<NodeId, Servers>> {
@@ -62,11 +69,7 @@ impl Router {
 
     /// Publishes the result of a check of a member's replicas that began at this epoch, if it still counts.
     pub fn set_replicas(&self, node: NodeId, checked: Servers, epoch: u64) {
-        self.change_replicas(|_, all| {
-            if let Some(known) = all.get_mut(&node).filter(|known| known.gained_epoch <= epoch) {
-                *known = Servers { gained_epoch: known.gained_epoch, ..checked };
-            }
-        });
+        self.change_replicas(|_, all| adopt(all, node, checked, epoch));
     }
 
     /// Ends reads from replicas of a member.
@@ -85,7 +88,10 @@ impl Router {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use switchyard_policy::cluster::{Member, Shard, View};
+    use switchyard_resp::command::CommandTable;
 
     use super::*;
 
@@ -94,13 +100,36 @@ mod tests {
         Shard { slots, primary, replicas: Vec::new() }
     }
 
+    fn with_replica(port: u16) -> Servers {
+        Servers { readable: vec![SocketAddr::from(([10, 0, 0, 1], port))], ..Servers::default() }
+    }
+
     #[test]
-    fn only_members_with_new_slots_have_gained() {
+    fn replicas_of_a_member_with_new_slots_are_not_read_until_another_check() {
         let mut view = View::new(&[shard(0..=99, "a", 1), shard(100..=16383, "b", 2)], 0).expect("a view");
-        let before = Arc::clone(view.topology());
-        assert!(view.moved(Slot::new(100).expect("a slot"), NodeId(0)));
-        let after = view.topology();
-        assert_eq!([0, 1].map(|node| has_gained(NodeId(node), &before, after)), [true, false]);
-        assert_eq!([0, 1].map(|node| has_gained(NodeId(node), after, &before)), [false, true]);
+        let nodes = [NodeId(0), NodeId(1)];
+        let before = RoutingSnapshot {
+            topology: Arc::clone(view.topology()),
+            live: Arc::default(),
+            overrides: Arc::default(),
+            commands: Arc::new(CommandTable::builtin()),
+            servers: Arc::new(nodes.map(|node| (node, with_replica(node.0 + 3))).into()),
+            moves: Arc::default(),
+            held: None,
+            configured_users: Arc::default(),
+        };
+        assert!(Arc::ptr_eq(&before.servers_under(view.topology()), &before.servers), "no slot has moved");
+        let epoch = view.topology().epoch();
+        assert!(view.moved(Slot::new(100).expect("a slot"), nodes[0]));
+        let mut servers = (*before.servers_under(view.topology())).clone();
+        assert_eq!(nodes.map(|node| servers[&node].readable.len()), [0, 1]);
+        // A check that began before the member had the slot.
+        nodes.iter().for_each(|node| adopt(&mut servers, *node, with_replica(9), epoch));
+        assert_eq!(nodes.map(|node| servers[&node].readable.len()), [0, 1]);
+        assert_eq!(servers[&nodes[1]].readable[0].port(), 9);
+        adopt(&mut servers, nodes[0], with_replica(9), view.topology().epoch());
+        assert_eq!(servers[&nodes[0]].readable.len(), 1);
+        adopt(&mut servers, NodeId(7), with_replica(9), view.topology().epoch());
+        assert_eq!(servers.len(), 2, "a member that has left");
     }
 }
