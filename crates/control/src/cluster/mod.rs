@@ -5,10 +5,15 @@
 
 mod fleet;
 mod keeper;
+mod members;
+mod mover;
+mod moves;
+mod planning;
 mod replicas;
 mod report;
 
 pub use fleet::ClusterFleet;
 pub use keeper::{ClusterKeeper, MapThread};
 pub use replicas::ReplicaThread;
+pub use moves::{ClusterMoves, MovesThread};
 pub use report::{AccessOf, ClusterReader, Report};

@@ -138,6 +138,16 @@ impl ClusterReader {
         replicated.into_iter().map(of).collect()
     }
 
+    /// Connects to a member.
+    pub(super) fn connect(&self, member: &Member) -> Result<NodeConnection, String> {
+        NodeConnection::open(&self.access_of(member), self.timeout)
+    }
+
+    /// Timeout of connections, and of replies by default.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Access to a member.
     pub(super) fn access_of(&self, member: &Member) -> NodeAccess {
         NodeAccess { name: member.name(), ..self.resolved(&self.mapped(&member.host, member.port)) }

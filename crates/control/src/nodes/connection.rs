@@ -136,14 +136,37 @@ impl NodeConnection {
         self
     }
 
+    /// Sets the timeout of replies. A server may execute a command for longer than it may take to connect.
+    pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.tcp.set_read_timeout(Some(timeout))
+    }
+
     /// Sends a command, and waits for the reply.
     pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().map(AsRef::as_ref));
+        self.send(&request)?;
+        self.receive()
+    }
+
+    /// Sends commands together, and waits for all replies.
+    pub fn call_all<A: AsRef<[u8]>>(&mut self, commands: &[Vec<A>]) -> io::Result<Vec<Answer>> {
+        let mut request = Vec::new();
+        for args in commands {
+            encode::command(&mut request, args.iter().map(AsRef::as_ref));
+        }
+        self.send(&request)?;
+        commands.iter().map(|_| self.receive()).collect()
+    }
+
+    fn send(&mut self, request: &[u8]) -> io::Result<()> {
         self.stream
-            .write_all(&request)
+            .write_all(request)
             .and_then(|()| self.stream.flush())
-            .map_err(|error| describe_error(&self.tcp, error))?;
+            .map_err(|error| describe_error(&self.tcp, error))
+    }
+
+    fn receive(&mut self) -> io::Result<Answer> {
         let mut scanner = ReplyScanner::default();
         let mut buffer = vec![0; 64 << 10];
         loop {

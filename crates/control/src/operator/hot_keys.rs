@@ -4,38 +4,44 @@ use std::collections::BTreeMap;
 
 use switchyard_policy::load::NodeLoad;
 use switchyard_policy::telemetry::{HotKey, HotNode};
-use switchyard_policy::topology::{Node, NodeId};
+use switchyard_policy::topology::{Node, NodeId, Topology};
 
-use super::Operator;
+use super::{Operator, observed};
 use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, OperationError};
+use crate::running::Running;
 
 impl Operator {
     /// Returns up to `keys` keys per node. `named`: with their names, which only some clients may read.
     pub(super) fn hot_keys(&self, keys: usize, named: bool) -> Result<HotKeysReport, OperationError> {
         let topology = self.moves.topology_now()?;
-        let hot = self.running.with(|router| router.hot_keys(keys)).unwrap_or_default();
-        let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();
-        let loads = self.observed(&topology, 0).nodes;
-        // A node without used keys may be busy all the same.
-        let of_node = |node: &Node| {
-            let (uses, hits, keys) =
-                hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
-            let NodeLoad { requests, answers, cpu, memory, memory_max, .. } =
-                loads.get(&node.id).copied().unwrap_or_default();
-            HotNodeReport {
-                node: node.name.clone(),
-                uses_per_second: uses,
-                hits_per_second: hits,
-                requests_per_second: requests,
-                answer_us: answers.map(|answers| answers.mean_us),
-                cpu_percent: cpu.map(|cpu| cpu * 100.0),
-                memory_bytes: memory,
-                memory_max_bytes: memory_max,
-                keys: keys.iter().map(|key| of_key(key, uses, named)).collect(),
-            }
-        };
-        Ok(HotKeysReport { nodes: topology.nodes().map(of_node).collect() })
+        Ok(hot_keys_report(&self.running, &topology, keys, named))
     }
+}
+
+/// Most used keys of each node.
+pub(crate) fn hot_keys_report(running: &Running, topology: &Topology, keys: usize, named: bool) -> HotKeysReport {
+    let hot = running.with(|router| router.hot_keys(keys)).unwrap_or_default();
+    let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();
+    let loads = observed(running, topology, 0).nodes;
+    // A node without used keys may be busy all the same.
+    let of_node = |node: &Node| {
+        let (uses, hits, keys) =
+            hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
+        let NodeLoad { requests, answers, cpu, memory, memory_max, .. } =
+            loads.get(&node.id).copied().unwrap_or_default();
+        HotNodeReport {
+            node: node.name.clone(),
+            uses_per_second: uses,
+            hits_per_second: hits,
+            requests_per_second: requests,
+            answer_us: answers.map(|answers| answers.mean_us),
+            cpu_percent: cpu.map(|cpu| cpu * 100.0),
+            memory_bytes: memory,
+            memory_max_bytes: memory_max,
+            keys: keys.iter().map(|key| of_key(key, uses, named)).collect(),
+        }
+    };
+    HotKeysReport { nodes: topology.nodes().map(of_node).collect() }
 }
 
 fn of_key(hot: &HotKey, uses: f64, named: bool) -> HotKeyReport {

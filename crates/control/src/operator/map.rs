@@ -42,7 +42,7 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
     }
 }
 
-pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
+pub(crate) fn slots_report(topology: &Topology) -> SlotsReport {
     let mut overrides: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
     for (key, node) in topology.placement_overrides() {
         *overrides.entry((topology.slot_of(key), node)).or_default() += 1;
@@ -80,7 +80,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     }
 }
 
-pub(super) fn location_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport {
+pub(crate) fn location_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport {
     let shown = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.escape_ascii().to_string(),

@@ -41,8 +41,10 @@ use crate::running::Running;
 use crate::store::RedbStore;
 
 pub use commands::CommandThread;
-pub(crate) use map::text_of;
-use map::{location_report, ranges_text, slots_report};
+pub(crate) use hot_keys::hot_keys_report;
+pub(crate) use load::{load_report, observed};
+use map::ranges_text;
+pub(crate) use map::{location_report, slots_report, text_of};
 pub use resp::listen;
 use ring::ServerList;
 use rules::RuleAdoption;
@@ -307,7 +309,7 @@ const NO_UPGRADE: &str = "a router in front of standalone nodes is upgraded by a
     docs/high-availability.md. In front of a cluster, `switchyard upgrade` interrupts no client";
 
 /// Describes an operation for the audit log.
-fn describe(operation: &Operation) -> String {
+pub(crate) fn describe(operation: &Operation) -> String {
     match operation {
         Operation::Move(request) => {
             let what = match (&request.keys, &request.slots) {
@@ -414,7 +416,7 @@ fn node_named(topology: &Topology, name: &str) -> Result<NodeId, OperationError>
 }
 
 /// Parses slots like `0-100,200` in ascending order. `count` is the number of slots in the map.
-fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
+pub(crate) fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
     let mut slots = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let form =

@@ -10,23 +10,24 @@ use switchyard_resp::units::parse_rate;
 use switchyard_router::OperatorCommand;
 use tracing::warn;
 
-use super::{CommandThread, Operator};
+use super::CommandThread;
 use crate::admin::{
     Abandon, AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder,
     HotKeysReport, MoveOptionsRequest, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, RulesOrder,
-    SteerRequest,
+    Source, SteerRequest,
 };
 use crate::moves::NO_RESEARCH;
+use crate::running::Running;
 
 /// Starts the thread that executes `SWITCHYARD` commands.
 ///
 /// # Errors
 /// If no thread can be started.
-pub fn listen(operator: Arc<Operator>) -> anyhow::Result<Arc<CommandThread>> {
-    CommandThread::start("operator", Arc::clone(&operator.running), move |command| answer(&operator, command))
+pub fn listen(source: Arc<dyn Source>, running: Arc<Running>) -> anyhow::Result<Arc<CommandThread>> {
+    CommandThread::start("operator", running, move |command| answer(&*source, command))
 }
 
-fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
+fn answer(source: &dyn Source, command: &OperatorCommand) -> Vec<u8> {
     let mut out = Vec::new();
     let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -48,9 +49,9 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
             warn!(target: "audit", who = command.who(), refused = true, "the user is not an operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
-        OperatorRequest::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
+        OperatorRequest::Accept(node) => accept(source, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
         OperatorRequest::Operation(operation) => {
-            let done = operator.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
+            let done = source.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
             done.map(|value| encode_json(&value, command.resp3(), &mut out))
         }
     });
@@ -81,9 +82,9 @@ impl OperatorRequest<'_> {
 }
 
 /// Executes `SWITCHYARD ACCEPT node`, like `switchyard nodes accept`.
-fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> {
+fn accept(source: &dyn Source, words: &[&str], who: &str) -> Result<(), String> {
     let [node] = words else { return Err("ERR wrong arguments: ACCEPT node".to_owned()) };
-    operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
+    source.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
 }

@@ -9,6 +9,7 @@
 
 mod claims;
 mod redirect;
+pub mod reshard;
 mod view;
 
 pub use claims::{Claims, Peer};

@@ -72,7 +72,9 @@ impl HowFlags {
         big: at most 65536 of them. The pattern is evaluated once, when the command is given. --home returns such keys to the owners of \
         their slots.\n\n\
         The move is recorded before this command returns, and survives restarts of the router. It is refused while clients bypass \
-        the router.",
+        the router.\n\n\
+        In front of a cluster, its members copy the keys of whole slots. The same command at any router continues a move whose \
+        router has ended.",
     after_long_help = "Examples:\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --slots 0-999 --wait\n  \
         switchyard move --from 127.0.0.1:7001 --to 127.0.0.1:7002 --all --goal gentle --max-rate 10mb\n  \

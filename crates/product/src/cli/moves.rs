@@ -321,6 +321,9 @@ fn render(report: &MovesReport) -> String {
             by_command.join(", ")
         ));
     }
+    if !report.message.is_empty() {
+        out.push_str(&format!("\n{}\n", report.message));
+    }
     if let Some(error) = &report.journal.write_error {
         out.push_str(&format!("\n{error}\n"));
     }

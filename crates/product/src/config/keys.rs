@@ -22,6 +22,10 @@ use super::storage::read_mappings;
 use super::tls::ClientAuth;
 use super::{Config, Endpoint, LogFormat, LogLevel, NODE_PORT, NodeConfig};
 
+/// Modes of the planner. Two have other names in front of a cluster.
+const PLANNER_MODES: [(Mode, &str); 5] =
+    [(Mode::Off, "off"), (Mode::Observe, "observe"), (Mode::On, "on"), (Mode::Observe, "advise"), (Mode::On, "act")];
+
 /// Section of the file that contains a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Section {
@@ -604,8 +608,9 @@ keys! {
          the router adopts rules that it has learned.";
 
     [Planner]
-    "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
-        "off: the load is not evaluated. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself.";
+    "mode" Reload ["enabled"] word(PLANNER_MODES) planner.mode,
+        "off: the load is not evaluated. observe: the planner decides, but only reports its decisions (`switchyard plan`). on: it moves keys and slots by itself. \
+         advise and act: other words for observe and on, for a cluster.";
     "policy" Reload [] word(POLICIES) planner.policy,
         "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-ffd, makris-safe.";
     "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,

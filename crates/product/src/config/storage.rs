@@ -54,14 +54,16 @@ pub(super) fn read_mappings(raw: &Raw) -> Result<Vec<Mapping>, String> {
 }
 
 /// Settings of standalone nodes, by the beginning of their paths, with the reason why they do not apply to a cluster.
-const OF_NODES: [(&str, &str); 9] = [
+const OF_NODES: [(&str, &str); 11] = [
     ("state-dir", "a router in front of a cluster keeps no state"),
     ("nodes.on-data-loss", "the cluster itself decides whether a member is served"),
     ("nodes.sentinel-", "a cluster has no Sentinels"),
     ("nodes.wait-max", "write wait-max in [storage]"),
-    ("moves.", "the cluster itself moves slots"),
+    ("moves.", "its members copy keys themselves"),
     ("placement.", "the cluster itself places keys"),
-    ("planner.", "the cluster itself moves slots"),
+    ("planner.policy", "other policies move single keys, which cannot leave their slot"),
+    ("planner.max-keys-per-minute", "single keys cannot leave their slot"),
+    ("planner.interval", "slots of a cluster are planned every 10 s"),
     ("autoscale.", "members join and leave by the cluster's own tools"),
     ("clients.cross-slot-max", "members of a cluster refuse commands with keys of several slots"),
 ];
@@ -195,6 +197,8 @@ impl ClusterPlaces {
 
 #[cfg(test)]
 mod tests {
+    use switchyard_control::planner::Mode;
+
     use super::*;
     use crate::config::Sources;
 
@@ -217,6 +221,8 @@ mod tests {
         assert_eq!(places.seeds[0].to_string(), "redis-1:6379");
         assert_eq!(places.addresses.len(), 1);
         let shown = crate::config::render(&config);
+        let acting = read(&format!("{text}[planner]\nmode = \"act\"\n")).expect("good");
+        assert_eq!((config.planner.mode, acting.planner.mode), (Mode::Observe, Mode::On));
         assert!(shown.contains("addresses = [\"10.0.0.5:6379=nat:7001\"]"), "{shown}");
     }
 
@@ -226,6 +232,7 @@ mod tests {
         for (more, expected) in [
             ("[[node]]\naddress = \"b:1\"\n", "nodes and storage.cluster are both given"),
             ("[moves]\ngoal = \"fast\"\n", "s.toml:4: moves.goal does not apply to a cluster as storage"),
+            ("[planner]\npolicy = \"makris-ffd\"\n", "planner.policy does not apply"),
             ("[clients]\ndatabase = 1\n", "clients.database does not apply"),
             ("[nodes]\nwait-max = \"1s\"\n", "write wait-max in [storage]"),
             ("[hot-copies]\nmemory = \"1mb\"\n", "copies need hot-copies.promise = \"bounded\""),

@@ -15,7 +15,7 @@ use crate::config::counted;
 /// Commands that the router sends to members, with the consequence if one is refused. Only AUTH and CLUSTER SLOTS are
 /// required.
 const COMMANDS: [(&[&str], &str); 9] = [
-    (&["CLUSTER", "NODES"], "SCAN is refused"),
+    (&["CLUSTER", "NODES"], "SCAN is refused, and slots cannot be moved by Switchyard"),
     (&["CLUSTER", "MYID"], "a server of another cluster at a reused address is not detected"),
     (&["INFO", "server"], "versions and restarts of members are not known"),
     (&["CLIENT", "ID"], "commands of broken connections cannot be ended"),

@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow};
 use rustix::process::{Signal, kill_process};
 use sd_notify::NotifyState;
-use switchyard_control::Running;
 use switchyard_control::admin::{self, AdminAccess, AdminOptions, AdminThread, AdminTls};
-use switchyard_control::cluster::{ClusterFleet, ClusterKeeper, MapThread, ReplicaThread};
+use switchyard_control::cluster::{ClusterFleet, ClusterKeeper, ClusterMoves, MapThread, MovesThread, ReplicaThread};
 use switchyard_control::health::HealthThread;
+use switchyard_control::{Running, operator};
 use switchyard_router::{ClusterMap, Ports, Router, RuntimeSettings, Settings};
 use tracing::{error, info, warn};
 
@@ -73,6 +73,8 @@ pub(super) fn run(
     let SignalWait { runtime, mut signals, .. } = SignalWait::new()?;
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
     let topology = map.topology();
+    let moves = ClusterMoves::new(Arc::clone(&running), Arc::clone(&map), places.reader());
+    moves.tune_planner(&config.planner);
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
@@ -84,7 +86,10 @@ pub(super) fn run(
         servers: <_>::default(),
         processes: <_>::default(),
         held_reason: None,
-        ports: Ports::default(),
+        ports: Ports {
+            operator: Some(operator::listen(Arc::clone(&fleet) as Arc<dyn admin::Source>, Arc::clone(&running))?),
+            ..Ports::default()
+        },
         cluster_map: Some(Arc::clone(&map)),
         live: live.clone(),
     };
@@ -100,10 +105,11 @@ pub(super) fn run(
     let upgrades =
         Upgrades::new(Arc::clone(&running), (resolved.admin, admin_socket), config.drain_max(), replaced_sender);
     let port = Arc::clone(&upgrades) as Arc<dyn admin::UpgradePort>;
-    let fleet = ClusterFleet::new(Arc::clone(&running), metrics::add_process, port);
+    let fleet = ClusterFleet::new(Arc::clone(&running), Arc::clone(&moves), metrics::add_process, port);
     let keeper = ClusterKeeper::new(Arc::clone(&running), map, reader);
     let map_thread = MapThread::start(Arc::clone(&keeper))?;
     let replica_thread = ReplicaThread::start(Arc::clone(&running), Arc::clone(&keeper))?;
+    let mut moves_thread = Some(MovesThread::start(Arc::clone(&moves))?);
     let health = HealthThread::start(Arc::clone(&running))?;
     if let Some(successor) = successor {
         upgrade::wait_for_members(&running);
@@ -121,6 +127,7 @@ pub(super) fn run(
         live,
         logs,
         keeper,
+        moves,
         admin_tls,
         admin_access,
         token_dir,
@@ -132,6 +139,8 @@ pub(super) fn run(
     let admin = if is_replaced {
         // Only the new process answers there and notifies systemd.
         admin.stop();
+        // Only the new process moves slots.
+        drop(moves_thread.take());
         runtime.block_on(signals.wait_for_clients(&running, upgrades.drain_max()));
         None
     } else {
@@ -144,7 +153,7 @@ pub(super) fn run(
         }
         Some(admin)
     };
-    drop((map_thread, replica_thread, health));
+    drop((moves_thread, map_thread, replica_thread, health));
     stop(&runtime, &mut signals, &running, |_| {}, reloads.shutdown_timeout())?;
     admin.into_iter().for_each(AdminThread::stop);
     reloads.stop();
@@ -184,6 +193,7 @@ struct ClusterReloader {
     live: RuntimeSettings,
     logs: Logs,
     keeper: Arc<ClusterKeeper>,
+    moves: Arc<ClusterMoves>,
     admin_tls: Option<AdminTls>,
     admin_access: AdminAccess,
     token_dir: PathBuf,
@@ -236,6 +246,8 @@ impl ClusterReloader {
             held.renew(new.config.clone());
         }
         self.keeper.reconfigure(live.clone(), places.reader());
+        self.moves.reconfigure(places.reader());
+        self.moves.tune_planner(&config.planner);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));
         let applied = log_changes(&changes)
             + renew_admin_access(&self.admin_access, resolved.admin_token.as_ref(), &self.token_dir)

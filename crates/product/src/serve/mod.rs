@@ -281,7 +281,7 @@ fn serve(
         held_reason: held.clone(),
         cluster_map: None,
         ports: Ports {
-            operator: Some(operator::listen(Arc::clone(&fleet.operator))?),
+            operator: Some(operator::listen(Arc::clone(&fleet) as Arc<dyn Source>, Arc::clone(&running))?),
             users: Some(users::listen(Arc::clone(&running), Arc::clone(&configured))?),
             colocate: Some(Arc::clone(&moves) as Arc<dyn ColocatePort>),
         },

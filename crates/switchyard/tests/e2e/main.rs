@@ -13,6 +13,7 @@ mod cluster_copies;
 mod cluster_histories;
 mod cluster_replicas;
 mod cluster_services;
+mod cluster_moves;
 mod cluster_storage;
 mod cluster_upgrade;
 mod colocate;
