@@ -14,6 +14,6 @@ mod report;
 
 pub use fleet::ClusterFleet;
 pub use keeper::{ClusterKeeper, MapThread};
-pub use replicas::ReplicaThread;
 pub use moves::{ClusterMoves, MovesThread};
+pub use replicas::ReplicaThread;
 pub use report::{AccessOf, ClusterReader, Report};

@@ -75,6 +75,12 @@ pub(super) fn run(
     let topology = map.topology();
     let moves = ClusterMoves::new(Arc::clone(&running), Arc::clone(&map), places.reader());
     moves.tune_planner(&config.planner);
+    let (replaced_sender, mut replaced) = tokio::sync::mpsc::channel(1);
+    let admin_socket = admin.socket().context("cannot copy the socket of the admin port")?;
+    let upgrades =
+        Upgrades::new(Arc::clone(&running), (resolved.admin, admin_socket), config.drain_max(), replaced_sender);
+    let port = Arc::clone(&upgrades) as Arc<dyn admin::UpgradePort>;
+    let fleet = ClusterFleet::new(Arc::clone(&running), Arc::clone(&moves), metrics::add_process, port);
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
@@ -100,12 +106,6 @@ pub(super) fn run(
     .map_err(explain_start)?;
     let addresses = super::addresses_of(&router, &tls);
     running.set(router, topology);
-    let (replaced_sender, mut replaced) = tokio::sync::mpsc::channel(1);
-    let admin_socket = admin.socket().context("cannot copy the socket of the admin port")?;
-    let upgrades =
-        Upgrades::new(Arc::clone(&running), (resolved.admin, admin_socket), config.drain_max(), replaced_sender);
-    let port = Arc::clone(&upgrades) as Arc<dyn admin::UpgradePort>;
-    let fleet = ClusterFleet::new(Arc::clone(&running), Arc::clone(&moves), metrics::add_process, port);
     let keeper = ClusterKeeper::new(Arc::clone(&running), map, reader);
     let map_thread = MapThread::start(Arc::clone(&keeper))?;
     let replica_thread = ReplicaThread::start(Arc::clone(&running), Arc::clone(&keeper))?;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::cluster_storage::Members;
 use crate::movectl_history::Recording;
-use crate::support::{Random, Router, direct, until};
+use crate::support::{Client, Random, Router, direct, ok, until};
 
 /// Number of faults of a run. `SWITCHYARD_HISTORY_FAULTS` sets another.
 const FAULTS: usize = 8;
@@ -24,6 +24,15 @@ fn until_replica(members: &Members, number: usize) {
     until("the former primary is a replica", || {
         members.nodes[number].cmd("INFO replication").text().contains("master_link_status:up")
     });
+}
+
+/// Waits until a router has an owner for every key. Before that, it would accept a write of the resumed primary, as every
+/// client of a cluster does, and the cluster loses this write.
+fn until_served(router: &Router) {
+    let mut client = Client::connect(router.address());
+    for tag in ["h0", "h1", "h2"] {
+        until("the router has the next owner", || client.cmd(&format!("SET {{{tag}}}probe v")) == ok());
+    }
 }
 
 #[test]
@@ -78,7 +87,7 @@ fn run(seed: u64, faults: usize) {
                 steps.push(format!("suspension of {primary}"));
                 members.nodes[primary].freeze();
                 until("the replica is the primary", || members.is_primary(replica));
-                recording.wait_for(20);
+                routers.iter().for_each(until_served);
                 members.nodes[primary].thaw();
                 until_replica(&members, primary);
             }
