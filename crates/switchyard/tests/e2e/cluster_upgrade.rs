@@ -2,31 +2,36 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cluster_storage::Members;
 use crate::support::client::TIMEOUT;
 use crate::support::process::tied;
 use crate::support::{Client, Router, RouterOptions, Site, Value, bulk, direct, http, int, ok, ports, simple, until};
 
-/// A process that has replaced the router of a test. Killed when dropped: it is no child of the test.
-struct Successor(u32);
+/// A process that has replaced the router of a test, killed when dropped. By its descriptor, because it is no child of
+/// the test: its id may belong to another process after its end.
+struct Successor(OwnedFd);
 
 impl Successor {
+    fn of(pid: u32) -> Successor {
+        let pid = Pid::from_raw(pid.cast_signed()).expect("a process id");
+        Successor(pidfd_open(pid, PidfdFlags::empty()).expect("the process runs"))
+    }
+
     fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.0.cast_signed()).expect("a process id");
-        let _ = kill_process(pid, signal);
+        let _ = pidfd_send_signal(&self.0, signal);
     }
 
     fn has_ended(&self) -> bool {
-        // A process that no other has waited for is a zombie.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
     }
 }
 
@@ -61,7 +66,7 @@ fn upgrade(admin: SocketAddr) -> Successor {
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let pid = report["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a process id");
     assert!(pid > 1 && report["version"].as_str().is_some_and(|version| version.contains('(')), "{text}");
-    Successor(pid)
+    Successor::of(pid)
 }
 
 fn members() -> Option<Members> {
@@ -214,7 +219,7 @@ fn failed_successor_leaves_the_old_process_serving() {
     let (code, text) = run_upgrade(router.admin(), &[]);
     assert_eq!(code, Some(0), "{text}");
     let pid = text.strip_prefix("process ").and_then(|rest| rest.split(' ').next()?.parse().ok());
-    let successor = Successor(pid.unwrap_or_else(|| panic!("{text}")));
+    let successor = Successor::of(pid.unwrap_or_else(|| panic!("{text}")));
     assert!(text.contains(&format!("process {} serves ", router.process().pid())), "{text}");
     assert_eq!(Client::connect(added).cmd("PING"), simple("PONG"));
     drop(client);
