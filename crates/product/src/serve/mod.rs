@@ -632,12 +632,14 @@ impl Signals {
         let mut last_status = String::new();
         loop {
             tokio::select! {
+                // A replaced router executes no later request.
+                biased;
+                Some(why) = replaced.recv() => return Some(why),
                 _ = self.hangup.recv() => reloads.request(),
                 name = stop_signal(&mut self.terminate, &mut self.interrupt) => {
                     info!("{name}: stopping; clients' commands in flight get up to {:?}, a second signal ends it at once", reloads.shutdown_timeout());
                     return None;
                 }
-                Some(why) = replaced.recv() => return Some(why),
                 _ = tick.tick() => notify_systemd(running, watchdog.is_some(), &mut last_status),
             }
         }
