@@ -150,6 +150,6 @@ fn key_of(members: &Members, client: &mut Client) -> Result<String> {
             return Ok(key);
         }
     }
-    ensure!(false, "the first primary has none of the keys");
+    ensure!(false, "the keys are at other primaries than the first");
     Ok(String::new())
 }

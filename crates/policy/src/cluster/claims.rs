@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use crate::topology::{SLOT_COUNT, Slot};
 
-/// Another member, as a line of `CLUSTER NODES` describes it.
+/// Another member, by its line of `CLUSTER NODES`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Peer {
     /// Id in the cluster.

@@ -44,7 +44,7 @@ impl Proof {
         self.confirmed = self.confirmed.filter(|(of, _)| *of != node);
     }
 
-    /// Records the reply to a TOUCH. One that was sent to an earlier owner has no effect.
+    /// Records the reply to a TOUCH. The reply of an earlier owner has no effect.
     pub(super) fn renew(&mut self, touch: Touch) {
         self.is_requested = false;
         if self.node() == Some(touch.node) {

@@ -1,8 +1,8 @@
 //! Reads at replicas of a cluster that the owner of the slot answers in their place.
 //!
-//! A replica learns of migrations later than its primary: it may lack keys that have moved to another member, or that its
+//! A replica receives migrations later than its primary: it may lack keys that have moved to another member, or that its
 //! primary has just received, and it redirects slots that its primary serves. So a reply that does not prove that the key
-//! exists is discarded, as is any error. The map is not changed by a replica's redirect.
+//! exists is discarded, and so is every error. A replica's redirect does not change the map.
 //!
 //! Until the owner replies, the read counts as one at a replica: the client sends nothing on another lane, so no write
 //! overtakes it.
