@@ -208,6 +208,11 @@ impl Shared {
         }
     }
 
+    /// Finds the member at an address, from text that a client may have written.
+    pub(crate) fn known_member_at(&self, to: Place<'_>, from: NodeId) -> Option<NodeId> {
+        lock(&self.cluster.as_ref()?.view).find(to, from)
+    }
+
     /// Finds the member at the address in a redirect of the member `from`. `None`: it is unknown until the map is
     /// refreshed.
     pub(crate) fn member_at(&self, to: Place<'_>, from: NodeId) -> Option<NodeId> {

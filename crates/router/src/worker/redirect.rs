@@ -123,6 +123,21 @@ impl Target {
         }
     }
 
+    /// The target by the error of a script, which can be any text. It is a known member, and the map does not change:
+    /// otherwise clients could direct the credentials of members, and commands of other clients, to any address.
+    fn of_script(turn: &Turn, redirect: Redirect<'_>, from: NodeId) -> Self {
+        turn.shared().request_map();
+        let member = |to| {
+            let node = turn.shared().known_member_at(to, from);
+            node.filter(|node| *node != from && turn.routing().topology.node(*node).is_some())
+        };
+        match redirect {
+            Redirect::Moved { to, .. } => member(to).map_or(Self::OwnerLater, Self::Owner),
+            Redirect::Ask { to, .. } => member(to).map_or(Self::OwnerLater, Self::Asked),
+            Redirect::TryAgain | Redirect::Down => Self::OwnerLater,
+        }
+    }
+
     fn node(self, turn: &Turn, slot: Slot) -> NodeId {
         match self {
             Self::OwnerLater => turn.routing().topology.owner(slot),
@@ -266,7 +281,10 @@ impl Redirects {
             return Redirected::No;
         }
         // Also by the error of a queued command, or of one whose client no longer waits.
-        let target = Target::of(&cx.turn, redirect, from);
+        let target = match is_of_script {
+            true => Target::of_script(&cx.turn, redirect, from),
+            false => Target::of(&cx.turn, redirect, from),
+        };
         let (client, seq) = match pending.purpose {
             Purpose::Client | Purpose::ClientHealed => (pending.who, pending.seq),
             Purpose::Gather => match gathers.get(pending.who) {

@@ -1,7 +1,7 @@
 //! A cluster as storage: redirects, transactions and scripts in front of members, also while slots migrate.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
@@ -293,6 +293,16 @@ fn commands_for_a_migrating_slot_reach_the_member_with_the_key() {
     assert_eq!(error.error(), Some("TRYAGAIN later"));
     let error = client.cmd("EVAL \"return redis.error_reply('MOVED 1 127.0.0.1:1')\" 1 {k}2");
     assert_eq!(error.error(), Some("MOVED 1 127.0.0.1:1"));
+    // With the slot of its own key: it does not direct the router to an address.
+    let stranger = TcpListener::bind("127.0.0.1:0").expect("a port");
+    stranger.set_nonblocking(true).expect("a socket");
+    let (slot, address) = (slot(b"{k}2"), stranger.local_addr().expect("an address"));
+    for kind in ["ASK", "MOVED"] {
+        let error = client.cmd(&format!("EVAL \"return redis.error_reply('{kind} {slot} {address}')\" 1 {{k}}2"));
+        assert!(error.error().is_some_and(|error| error.starts_with("NODEDOWN")), "{error:?}");
+    }
+    assert!(stranger.accept().is_err(), "the router has connected to an address of a script");
+    assert_eq!(client.cmd("GET {k}2"), bulk("two"));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| Client::connect(router.address()).cmd("MGET {k}1 {k}2"));
         members.close("{k}1", from, to);
