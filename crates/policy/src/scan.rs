@@ -28,6 +28,10 @@ pub const TICK_MS: u64 = 500;
 const TICK_BITS: u32 = 18;
 /// Bits for the run of the router, so that the check does not depend on clocks.
 const RUN_BITS: u32 = 3;
+/// Bits of ticks in front of a cluster, where clients may use several routers: a pass may take two hours.
+const CLUSTER_TICK_BITS: u32 = 14;
+/// Bits of the run there, which identifies the router. Servers with a table for each slot use 14 of the other bits.
+const CLUSTER_RUN_BITS: u32 = 11;
 /// Maximum lead of the tick count over the clock and its start, in ticks: the count increases by one if a pass starts
 /// in the tick of a change.
 const LEAD: u64 = 64;
@@ -125,7 +129,9 @@ pub struct Scans {
     keepers: Vec<NodeId>,
     /// Legs that roll back.
     back: BTreeSet<(MoveId, u32)>,
-    /// Run of the router, modulo 2^[`RUN_BITS`].
+    /// Bits of ticks and of runs.
+    bits: (u32, u32),
+    /// Run of the router, as far as its bits suffice.
     run: u64,
     /// First tick of this run.
     started: u64,
@@ -145,18 +151,24 @@ pub struct Scans {
 
 impl Scans {
     /// Returns the state of a router that starts. `now` in ticks, here and below. `run` counts the routers of a fleet:
-    /// a scan whose cursor is of another run, out of 2^[`RUN_BITS`] in order, starts from the beginning.
+    /// a scan whose cursor is of another run, out of 2^[`RUN_BITS`] in order, starts from the beginning. In front of
+    /// a cluster, `run` is a random number.
     #[must_use]
     pub fn new(topology: Arc<Topology>, now: u64, run: u64) -> Self {
         // With synchronised clocks, also above all ticks of earlier runs that the bits of the run do not distinguish.
         let tick = now + LEAD + 2;
+        let bits = match topology.is_of_cluster() {
+            true => (CLUSTER_TICK_BITS, CLUSTER_RUN_BITS),
+            false => (TICK_BITS, RUN_BITS),
+        };
         Self {
             keepers: topology.nodes_with_keys(),
             observed: Arc::clone(&topology),
             topology,
             open: Vec::new(),
             back: BTreeSet::new(),
-            run: run & low_bits(RUN_BITS),
+            bits,
+            run: run & low_bits(bits.1),
             started: tick,
             tick,
             known_since: tick,
@@ -174,7 +186,7 @@ impl Scans {
 
     /// Skips ticks whose bits are all 0: cursor 0 ends a scan.
     fn step_over_zero(&mut self) {
-        if self.tick & low_bits(TICK_BITS) == 0 {
+        if self.tick & low_bits(self.bits.0) == 0 {
             self.tick += 1;
         }
     }
@@ -271,7 +283,8 @@ impl Scans {
             }
         }
         let tick = self.tick;
-        self.removed.retain(|(since, _)| tick - since < low_bits(TICK_BITS));
+        let ticks = low_bits(self.bits.0);
+        self.removed.retain(|(since, _)| tick - since < ticks);
         self.removed.extend(old.nodes().filter(|node| topology.node(node.id).is_none()).map(|node| (tick, node.id)));
     }
 
@@ -322,8 +335,9 @@ impl Scans {
         let pass = [Pass::First, Pass::Down, Pass::Up].get(take(PASS_BITS) as usize).copied()?;
         let place_bits = if take(1) == 0 { NEAR_BITS } else { FAR_BITS };
         let place = take(place_bits) as usize;
-        let ago = self.tick.wrapping_sub(take(TICK_BITS)) & low_bits(TICK_BITS);
-        let is_of_this_run = take(RUN_BITS) == self.run;
+        let (tick_bits, run_bits) = self.bits;
+        let ago = self.tick.wrapping_sub(take(tick_bits)) & low_bits(tick_bits);
+        let is_of_this_run = take(run_bits) == self.run;
         let inner = rest;
         let Some(since) = self.tick.checked_sub(ago).filter(|since| is_of_this_run && *since >= self.known_since)
         else {
@@ -356,9 +370,10 @@ impl Scans {
             Pass::Down => 1,
             Pass::Up => 2,
         };
-        let tick = at.since & low_bits(TICK_BITS);
+        let (tick_bits, run_bits) = self.bits;
+        let tick = at.since & low_bits(tick_bits);
         let fields =
-            [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (TICK_BITS, tick), (RUN_BITS, self.run)];
+            [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (tick_bits, tick), (run_bits, self.run)];
         for (bits, value) in fields {
             cursor |= value << used;
             used += bits;
@@ -676,6 +691,19 @@ mod tests {
         assert_eq!(later(&still_open), [2, 2, 0, 0], "{still_open:?}");
         assert!(later(&visited(&mut scans, &[], &[])).contains(&2), "it is closed");
         assert_eq!(later(&visited(&mut scans, &[], &[slot])), [2, 2], "it may have returned");
+    }
+
+    #[test]
+    fn a_cursor_of_another_router_restarts_a_scan() {
+        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let mut one = Scans::new(Arc::clone(&cluster), NOW, 77);
+        let mut other = Scans::new(cluster, NOW, 76);
+        let begun = one.begin(NOW);
+        // A bucket of a slot, with the slot in 14 bits.
+        let cursor = one.encode(Position { node: NodeId(2), inner: (1 << 30) - 1, ..begun }).expect("small");
+        assert_eq!(one.decode(cursor, NOW).map(|at| (at.node.0, at.inner)), Some((2, (1 << 30) - 1)));
+        let at = other.decode(cursor, NOW + LEAD).map(|at| (at.pass, at.node.0, at.inner));
+        assert_eq!(at, Some((Pass::First, 0, 0)));
     }
 
     #[test]

@@ -427,13 +427,15 @@ impl Shared {
         let epoch = routing.topology.epoch();
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let started_tick = since_epoch.as_millis() as u64 / TICK_MS;
+        // Routers in front of one cluster have no terms, so each start has a random number.
+        let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), since_epoch);
         Ok(Self {
             board: SharedBoard::default(),
             hot: HotCopies::new(workers),
             scans: Mutex::new(Scans::new(
                 Arc::clone(&routing.topology),
                 started_tick,
-                seat.as_ref().map_or(0, |seat| seat.record().term),
+                seat.as_ref().map_or(random, |seat| seat.record().term),
             )),
             started_tick,
             started: Instant::now(),

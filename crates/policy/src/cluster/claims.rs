@@ -32,7 +32,8 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Parses a reply. `None` if it does not have the member's own line, or if a field of this line is invalid.
+    /// Parses a reply. `None` if it does not have the member's own line, if a field of this line is invalid, or if it has
+    /// more slots than a cluster.
     #[must_use]
     pub fn of(reply: &str) -> Option<Self> {
         let is_own = |line: &&str| line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|f| f == "myself"));
@@ -55,7 +56,7 @@ impl Claims {
             let (first, last) = field.split_once('-').unwrap_or((field, field));
             claims.slots.push(slot_of(first)?.number()..=slot_of(last)?.number());
         }
-        Some(claims)
+        (claims.slots.iter().map(ExactSizeIterator::len).sum::<usize>() <= SLOT_COUNT).then_some(claims)
     }
 }
 
@@ -98,6 +99,7 @@ mod tests {
             "aa a:1@2 myself,master - 0 0 3 connected 0-16384\n",
             "aa a:1@2 myself,master - 0 0 x connected 0-5\n",
             "aa a:1@2 myself,master - 0 0\n",
+            "aa a:1@2 myself,master - 0 0 3 connected 0-16383 0-1\n",
         ] {
             assert_eq!(Claims::of(bad), None, "{bad}");
         }

@@ -186,10 +186,13 @@ impl MultiStepCommand for Scan {
                     Ok(inner) => inner,
                     Err(error) => return Next::Done(error),
                 };
-                if inner == 0 && turn.routing().topology.is_of_cluster() && scans().is_last_of_pass(self.at) {
+                // One lock: the nodes of the pass may change.
+                let mut scans = scans();
+                if inner == 0 && turn.routing().topology.is_of_cluster() && scans.is_last_of_pass(self.at) {
+                    drop(scans);
                     return Next::Round(self.query_members(turn, Query::Last));
                 }
-                scans().after(self.at, inner, now)
+                scans.after(self.at, inner, now)
             }
             Query::First => {
                 // If claims are missing, they appear as a change at the end of the pass.
