@@ -21,11 +21,24 @@ pub(super) struct Proof {
     confirmed: Option<(NodeId, u64)>,
     /// A TOUCH is due or in flight.
     is_requested: bool,
+    /// Reply of a TOUCH if the key has not changed: 0 for copies of an absent key.
+    count: i64,
 }
 
 impl Proof {
-    /// Records a fill from a member.
-    pub(super) fn filled(&mut self, node: NodeId, sent_us: u64) {
+    /// Records a fill from a member, and whether the key existed.
+    pub(super) fn filled(&mut self, node: NodeId, sent_us: u64, is_present: bool) {
+        self.count = i64::from(is_present);
+        self.confirm(node, sent_us);
+    }
+
+    /// Whether a reply to TOUCH shows that the member owns the key, and that it exists as before. A slot that left and
+    /// returned may have lost the key, without an invalidation.
+    pub(super) fn is_confirmed_by(&self, count: Option<i64>) -> bool {
+        count == Some(self.count)
+    }
+
+    fn confirm(&mut self, node: NodeId, sent_us: u64) {
         let before = self.confirmed.filter(|(of, _)| *of == node).map_or(sent_us, |(_, before)| before.max(sent_us));
         self.confirmed = Some((node, before));
     }
@@ -48,7 +61,7 @@ impl Proof {
     pub(super) fn renew(&mut self, touch: Touch) {
         self.is_requested = false;
         if self.node() == Some(touch.node) {
-            self.filled(touch.node, touch.sent_us);
+            self.confirm(touch.node, touch.sent_us);
         }
     }
 }
@@ -143,7 +156,7 @@ mod tests {
     fn bounded() -> (Promise, Proof) {
         let (mut promise, mut proof) = (Promise::default(), Proof::default());
         assert!(promise.set(Some(900)) && !promise.set(Some(900)));
-        proof.filled(NODE, 1000);
+        proof.filled(NODE, 1000, true);
         (promise, proof)
     }
 
@@ -167,7 +180,8 @@ mod tests {
         let (mut promise, mut proof) = bounded();
         promise.sent(5, HASH, NODE, 5000);
         assert!(!permits(&mut promise, &mut proof, OTHER, 1001));
-        proof.filled(OTHER, 1500);
+        proof.filled(OTHER, 1500, false);
+        assert!(proof.is_confirmed_by(Some(0)) && !proof.is_confirmed_by(Some(1)) && !proof.is_confirmed_by(None));
         proof.renew(promise.replied(5).expect("sent"));
         assert!(permits(&mut promise, &mut proof, OTHER, 2400) && !permits(&mut promise, &mut proof, OTHER, 2401));
     }

@@ -213,6 +213,8 @@ struct Fill {
     spoiled: Option<Discarded>,
     /// The connection was lost, or the node has not replied: the end of this fill proves nothing about the node.
     is_lost: bool,
+    /// The key existed.
+    is_present: bool,
 }
 
 /// Size of the cache.
@@ -440,9 +442,15 @@ impl Copies {
                 until_us: u64::MAX,
                 spoiled: None,
                 is_lost: false,
+                is_present: true,
             },
         );
         Some(number)
+    }
+
+    /// Records that the key of a fill does not exist.
+    pub fn on_absent(&mut self, number: u32) {
+        self.fills.entry(number).and_modify(|fill| fill.is_present = false);
     }
 
     /// Records the node's reply to PTTL, in ms. Negative: the key has no expiry, or does not exist.
@@ -506,7 +514,7 @@ impl Copies {
         let form = &mut of_key.forms[place];
         match why {
             None => {
-                of_key.proof.filled(fill.node, fill.sent_us);
+                of_key.proof.filled(fill.node, fill.sent_us, fill.is_present);
                 let replies = Replies { resp3: resp3.into(), resp2: resp2.map(Into::into) };
                 form.state = State::Kept(CachedReply { replies, gates: fill.gates, until_us: fill.until_us });
                 sizes.bytes += bytes;
@@ -615,7 +623,6 @@ impl Copies {
     }
 
     /// Whether [`Self::due_touches`] returns any.
-    #[inline]
     #[must_use]
     pub fn has_due_touches(&self) -> bool {
         self.promise.is_any_due()
@@ -644,12 +651,11 @@ impl Copies {
         all
     }
 
-    /// Records the reply to a TOUCH. `is_owner`: it is an integer. Otherwise the member no longer owns the key's slot, or
-    /// refuses the command, and the key's copies end.
-    pub fn touch_replied(&mut self, number: u32, is_owner: bool) {
+    /// Records the reply to a TOUCH: the number of keys, or `None` for a redirect or another error.
+    pub fn touch_replied(&mut self, number: u32, count: Option<i64>) {
         let Some(touch) = self.promise.replied(number) else { return };
         let Some(of_key) = self.keys.get_mut(&touch.hash) else { return };
-        if is_owner {
+        if of_key.proof.is_confirmed_by(count) {
             of_key.proof.renew(touch);
         } else {
             of_key.proof.is_not_requested();

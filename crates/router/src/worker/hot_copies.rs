@@ -44,6 +44,9 @@ const TIMEOUT_US: u64 = 50_000;
 /// Interval of sweeps, which drop unused copies and report used ones to the nodes, in microseconds.
 const SWEEP_US: u64 = 10_000_000;
 
+/// Reply to PTTL of an absent key.
+const ABSENT: i64 = -2;
+
 /// Maximum keys reported as used per sweep.
 const TOUCHES: usize = 1_000;
 
@@ -604,6 +607,9 @@ impl CommandHooks {
             .hot_copies
             .ttl
             .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+        if reply::integer(answer) == Some(ABSENT) {
+            hot.copies.on_absent(number);
+        }
         match reply::integer(answer) {
             Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
             Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
@@ -708,7 +714,7 @@ impl CommandHooks {
 
     /// Handles the reply to a TOUCH of a copy's key.
     pub(super) fn touch_confirmed(&mut self, turn: &Turn, number: u32, answer: &[u8]) {
-        self.hot.copies.touch_replied(number, reply::integer(answer).is_some());
+        self.hot.copies.touch_replied(number, reply::integer(answer));
         self.count(turn);
     }
 
