@@ -70,11 +70,14 @@ impl ClusterKeeper {
         reader.turn = turn.wrapping_add(1);
         let report = reader.reader.read(&known, &replaced, turn)?;
         let gaining = self.map.gaining(&report.shards);
-        let Some(Report { shards, access }) = reader.reader.confirmed(report, &gaining) else {
-            // A member has an older map than the others, for a moment.
+        let (Report { shards, access }, is_whole) = reader.reader.confirmed(report, &gaining);
+        if !is_whole {
+            // A member has an older map than the others, for a moment, or does not reply.
             self.map.request();
+        }
+        if shards.is_empty() {
             return Ok(is_any_added);
-        };
+        }
         let adopted = self.running.with(|router| router.adopt_shards(&shards, &access));
         let is_changed = adopted.unwrap_or(Ok(false)).map_err(|error| error.to_string())?;
         let are_read = self.running.with(Router::are_replicas_read).unwrap_or(false);

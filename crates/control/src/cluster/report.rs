@@ -84,21 +84,21 @@ impl ClusterReader {
         Err(reasons.join("; "))
     }
 
-    /// Replaces the slots of these members by the slots that they claim themselves. `None` if one of them claims none, or
-    /// does not reply.
-    pub fn confirmed(&self, report: Report, members: &BTreeSet<Member>) -> Option<Report> {
+    /// Replaces the slots of these members by the slots that they claim themselves: none, if a member does not reply. So
+    /// one such member does not prevent the use of the rest. Returns whether all members claim some.
+    pub fn confirmed(&self, report: Report, members: &BTreeSet<Member>) -> (Report, bool) {
         let Report { mut shards, mut access } = report;
+        let mut is_whole = true;
         for member in members {
-            let own = self.read_from(&self.mapped(&member.host, member.port)).ok()?;
-            let claimed: Vec<Shard> = own.shards.into_iter().filter(|shard| shard.primary.id == member.id).collect();
-            if claimed.is_empty() {
-                return None;
-            }
-            access.extend(own.access.into_iter().filter(|(of, _)| of.id == member.id));
+            let own = self.read_from(&self.mapped(&member.host, member.port));
+            let (own, more) = own.map_or_else(|_| (Vec::new(), BTreeMap::new()), |own| (own.shards, own.access));
+            let claimed: Vec<Shard> = own.into_iter().filter(|shard| shard.primary.id == member.id).collect();
+            is_whole &= !claimed.is_empty();
+            access.extend(more.into_iter().filter(|(of, _)| of.id == member.id));
             shards.retain(|shard| shard.primary.id != member.id);
             shards.extend(claimed);
         }
-        Some(Report { shards, access })
+        (Report { shards, access }, is_whole)
     }
 
     fn read_from(&self, place: &Endpoint) -> Result<Report, String> {
