@@ -52,6 +52,10 @@ impl ClusterFleet {
 
     fn execute(&self, operation: Operation) -> Result<Value, OperationError> {
         if matches!(operation, Operation::Upgrade) {
+            if self.moves.has_moves() {
+                let why = "slots are being moved, and only this process has the rest of the order: let the moves end (`switchyard moves watch`), or end them (`switchyard moves abort ID`)";
+                return Err(OperationError::Conflict(why.to_owned()));
+            }
             return json(&self.upgrades.upgrade()?);
         }
         let topology = self.topology()?;

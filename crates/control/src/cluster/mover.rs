@@ -238,15 +238,17 @@ impl<'m> Mover<'m> {
     /// Moves in progress other than this one, the lowest slot first.
     fn others(&self, survey: &Survey) -> Vec<Other> {
         let name = |id: &str| self.members.name(id);
-        let open = survey.open().into_iter().filter(|open| !self.own.contains(&open.slot)).map(|open| Other {
+        // Also a move of an own slot to another member.
+        let is_own = |open: &OpenSlot| self.own.contains(&open.slot) && open.target == self.shift.target;
+        let open = survey.open().into_iter().filter(|open| !is_own(open)).map(|open| Other {
             lowest: open.slot.number(),
             what: format!("slot {} migrates from {} to {}", open.slot.number(), name(&open.source), name(&open.target)),
             open: Some(open),
         });
-        let is_own = |job: &Job| {
+        let is_own_job = |job: &Job| {
             job.target == self.shift.target && Slot::new(job.first()).is_some_and(|slot| self.own.contains(&slot))
         };
-        let jobs = survey.running_jobs().filter(|job| !is_own(job)).map(|job| Other {
+        let jobs = survey.running_jobs().filter(|job| !is_own_job(job)).map(|job| Other {
             lowest: job.first(),
             what: format!("slots from {} on migrate from {} to {}", job.first(), name(&job.source), name(&job.target)),
             open: None,
@@ -368,12 +370,13 @@ impl<'m> Mover<'m> {
         let target = self.shift.target.clone();
         match step {
             Step::Import { source } => {
-                // Keys of an earlier owner would become visible.
-                if !survey.is_open_at(&target, slot) {
+                // Keys of an earlier owner would become visible. With the source's mark, they are keys of this migration.
+                if !survey.is_open_at(&target, slot) && survey.leaves_for(source, slot).is_none() {
                     let left = self.keys_left(&target, slot).map_err(|why| self.gone(&target, &why))?;
                     if left > 0 {
                         return Err(Obstacle::Refused(format!(
-                            "{} has {left} keys of slot {}, which it does not own: remove them there first",
+                            "{} has {left} keys of slot {}, which it does not own. An interrupted move may have left them, without \
+                             other copies: redis-cli --cluster fix collects the keys of the slot",
                             self.members.name(&target),
                             slot.number()
                         )));
@@ -425,7 +428,15 @@ impl<'m> Mover<'m> {
     fn keys(&mut self, slot: Slot, source: &str, survey: &Survey) -> Result<(), Obstacle> {
         let number = slot.number().to_string();
         let mut unchanged = 0;
+        let mut current = survey.clone();
         loop {
+            self.members.look(source, &mut current).map_err(|why| self.gone(source, &why))?;
+            if current.leaves_for(source, slot) != Some(self.shift.target.as_str()) {
+                let name = self.members.name(source);
+                return Err(Obstacle::Final(format!(
+                    "another tool has changed the migration of slot {number} at {name}"
+                )));
+            }
             let listed = self.members.call(source, &["CLUSTER", "GETKEYSINSLOT", &number, LISTED]);
             let listed = listed.map_err(|why| self.gone(source, &why))?;
             if let Some(error) = listed.error() {
@@ -516,6 +527,8 @@ impl<'m> Mover<'m> {
         if error.contains("BUSYKEY") && attempt == Attempt::First {
             return self.busy(source, keys, survey);
         }
+        // An error may repeat the arguments, with the password.
+        let error = error.split(", with args").next().unwrap_or_default();
         let text = format!("{} cannot send keys to {}: {error}", self.members.name(source), self.members.name(&target));
         // The target may have executed it, which the next attempt finds.
         if error.starts_with("IOERR") { Err(Obstacle::Refused(text)) } else { Err(Obstacle::Final(text)) }

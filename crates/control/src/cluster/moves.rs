@@ -378,9 +378,11 @@ impl ClusterMoves {
             )));
         }
         let open = survey.open();
+        if let Some(open) = open.iter().find(|open| !survey.primaries().any(|id| id == open.target)) {
+            return Err(conflict(lost_target(members, open)));
+        }
         let continues = |open: &OpenSlot| {
-            let is_lost = !survey.primaries().any(|id| id == open.target);
-            shifts.iter().any(|shift| shift.slots.contains(&open.slot) && (shift.target == open.target || is_lost))
+            shifts.iter().any(|shift| shift.slots.contains(&open.slot) && shift.target == open.target)
         };
         let (own, foreign): (Vec<&OpenSlot>, Vec<&OpenSlot>) = open.iter().partition(|open| continues(open));
         if let Some(open) = foreign.first() {
@@ -483,11 +485,7 @@ impl ClusterMoves {
         let open = survey.open();
         let open = open.iter().find(|open| OPEN_IDS + u64::from(open.slot.number()) == id).ok_or_else(none)?;
         if !survey.primaries().any(|primary| primary == open.target) {
-            return Err(conflict(format!(
-                "{} is no primary any more: move slot {} to another member with `switchyard move --slots {1} --to NODE`",
-                members.name(&open.target),
-                open.slot.number()
-            )));
+            return Err(conflict(lost_target(&members, open)));
         }
         let source = survey.owner(open.slot).unwrap_or(&open.source).to_owned();
         let shift = Shift { source, target: open.target.clone(), slots: vec![open.slot] };
@@ -648,6 +646,16 @@ fn by_hand(members: &Members, shift: &Shift) -> String {
         "by hand, for any slots of the source: redis-cli --cluster reshard {source} --cluster-from {} --cluster-to {target} --cluster-slots {}",
         shift.source,
         shift.slots.len()
+    )
+}
+
+/// Reason why an open slot cannot be moved on: a member without its mark may have keys of it.
+fn lost_target(members: &Members, open: &OpenSlot) -> String {
+    format!(
+        "slot {} migrates to {}, which is no primary now. If it returns, repeat this command. If its replica has replaced it, the \
+         replica has the moved keys: redis-cli --cluster fix collects the keys of the slot",
+        open.slot.number(),
+        members.name(&open.target)
     )
 }
 

@@ -316,6 +316,15 @@ impl Survey {
         open
     }
 
+    /// Id of the member for which the keys of a slot leave this member.
+    #[must_use]
+    pub fn leaves_for(&self, id: &str, slot: Slot) -> Option<&str> {
+        match self.view(id)?.marks.get(&slot)? {
+            Mark::Migrating(to) => Some(to),
+            Mark::Importing(_) => None,
+        }
+    }
+
     /// Whether a member has a mark of a slot.
     #[must_use]
     pub fn is_open_at(&self, id: &str, slot: Slot) -> bool {
@@ -398,16 +407,19 @@ impl Survey {
             return Ok(Step::Announce(all.collect()));
         }
         let Some(source) = self.owner(slot) else { return Err(NextError::NoOwner) };
+        // Also if that member is lost: its replica may have keys of the slot.
+        if let Some(to) = self.leaves_for(source, slot).filter(|to| *to != target) {
+            return Err(NextError::Elsewhere(to.to_owned()));
+        }
         match taker.marks.get(&slot) {
             Some(Mark::Importing(from)) if from == source => {}
             // Left by a primary that a failover has replaced, or not marked yet.
             Some(Mark::Importing(_)) | None => return Ok(Step::Import { source: source.to_owned() }),
             Some(Mark::Migrating(_)) => return Err(NextError::Elsewhere(target.to_owned())),
         }
-        match self.view(source).and_then(|view| view.marks.get(&slot)) {
-            Some(Mark::Migrating(to)) if to == target => Ok(Step::Keys { source: source.to_owned() }),
-            Some(Mark::Migrating(to)) if self.primaries().any(|id| id == to) => Err(NextError::Elsewhere(to.clone())),
-            Some(_) | None => Ok(Step::Migrate { source: source.to_owned() }),
+        match self.leaves_for(source, slot) {
+            Some(_) => Ok(Step::Keys { source: source.to_owned() }),
+            None => Ok(Step::Migrate { source: source.to_owned() }),
         }
     }
 }
@@ -626,8 +638,10 @@ mod tests {
         // It migrates elsewhere.
         let elsewhere = |id: &str| Err(NextError::Elsewhere(id.to_owned()));
         assert_eq!(next((1, "0-99", "[7->-cccc]"), (2, "", "[7-<-aaaa]"), false), elsewhere(C));
-        // To a member that is no primary any more.
-        assert_eq!(next((1, "0-99", "[7->-dddd]"), (2, "", "[7-<-aaaa]"), false), migrate);
+        // To a member that is no primary any more, but whose replica may have keys.
+        for taker in ["", "[7-<-aaaa]"] {
+            assert_eq!(next((1, "0-99", "[7->-dddd]"), (2, "", taker), false), elsewhere("dddd"));
+        }
         assert_eq!(next((1, "0-6", ""), (2, "", ""), false), Err(NextError::NoOwner));
         assert_eq!(survey(owner, (2, "", ""), c).next(slot(7), "dddd", false), Err(NextError::NoTarget));
     }
