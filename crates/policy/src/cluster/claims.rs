@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use crate::topology::{SLOT_COUNT, Slot};
 
-/// Another member, by its line of `CLUSTER NODES`.
+/// A member in the reply of another member.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Peer {
     /// Id in the cluster.
