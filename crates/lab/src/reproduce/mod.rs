@@ -231,17 +231,24 @@ fn progress(experiment: &str, runs: usize) -> ProgressBar {
     bar
 }
 
-/// Returns router, servers and machine. Includes a hash of the router, because two builds may have one version.
+/// Returns router, servers and machine. A router without a commit gets a hash, because two such builds can have one version.
+///
+/// A build of a commit has no hash: its bytes depend on the folder of the build, so another machine could not continue a
+/// set of runs.
 fn measured_by(programs: &Programs, folder: &Path) -> Result<String> {
     let output =
         Command::new(&programs.switchyard).arg("--version").output().context("cannot run `switchyard --version`")?;
-    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    let mut hasher = DefaultHasher::new();
-    hasher.write(
-        &fs::read(&programs.switchyard).with_context(|| format!("cannot read {}", programs.switchyard.display()))?,
-    );
+    let mut version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if version.ends_with("-dirty)") || version.ends_with("(unknown)") {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(
+            &fs::read(&programs.switchyard)
+                .with_context(|| format!("cannot read {}", programs.switchyard.display()))?,
+        );
+        version += &format!(" (build {:08x})", hasher.finish() >> 32);
+    }
     let (_server, address) = process::start_redis(&programs.server, "version", folder)?;
-    Ok(format!("{version} (build {:08x}); {}; {}", hasher.finish() >> 32, version_of(address)?, describe_machine()))
+    Ok(format!("{version}; {}; {}", version_of(address)?, describe_machine()))
 }
 
 /// Content of a section of the document.

@@ -1,15 +1,14 @@
-//! The experiments of papers at toy size, with real servers: each yields a row of the book. Their values mean nothing.
+//! The experiments of papers at toy size, with real servers: each yields a result. Their values mean nothing.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Experiments with rows in the book.
-const EXPERIMENTS: [&str; 9] = [
+/// Experiments with rows in the book at each run.
+const EXPERIMENTS: [&str; 8] = [
     "autoscaling-nodes",
     "autoscaling-join",
     "autoscaling-fill",
     "autoscaling-queries",
-    "autoscaling-ramp",
     "makris",
     "bloom",
     "tuning",
@@ -17,7 +16,7 @@ const EXPERIMENTS: [&str; 9] = [
 ];
 
 #[test]
-fn each_experiment_at_toy_size_yields_a_row() {
+fn each_experiment_at_toy_size_yields_a_result() {
     let lab = Path::new(env!("CARGO_BIN_EXE_switchyard-lab"));
     let output = Command::new(lab).args(["reproduce", "all", "--smoke"]).output().expect("it runs");
     let (book, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -25,4 +24,6 @@ fn each_experiment_at_toy_size_yields_a_row() {
     for experiment in EXPERIMENTS {
         assert!(book.contains(&format!("[{experiment}](")), "no row of {experiment} in:\n{book}\n{log}");
     }
+    // A row exists only if the ramp adds a node, which the load of this machine can prevent.
+    assert!(book.contains("load of the step that added it"), "no table of the ramp in:\n{book}\n{log}");
 }
