@@ -129,6 +129,14 @@ fn cpu(settings: &Settings, programs: &Programs, members: Members, folder: &Path
     let nodes: Vec<(Process, SocketAddr)> = (0..PRIMARIES)
         .map(|number| process::start_redis(&programs.server, &format!("node-{number}"), folder))
         .collect::<Result<_>>()?;
+    // Members have a replica each, which uses the processors during a SET. Both proxies get the same.
+    let replicas: Vec<(Process, SocketAddr)> = (0..PRIMARIES)
+        .map(|number| process::start_redis(&programs.server, &format!("node-replica-{number}"), folder))
+        .collect::<Result<_>>()?;
+    for ((_, replica), (_, node)) in replicas.iter().zip(&nodes) {
+        let port = node.port().to_string();
+        client::Client::connect(*replica)?.ok(&[b"REPLICAOF", b"127.0.0.1", port.as_bytes()])?;
+    }
     let state = folder.join("nodes-state").to_string_lossy().into_owned();
     let of_nodes = nodes.iter().flat_map(|(_, address)| ["--node".to_owned(), address.to_string()]);
     let of_nodes: Vec<String> = of_nodes.chain(["--state-dir".to_owned(), state]).collect();

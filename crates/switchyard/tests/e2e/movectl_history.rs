@@ -286,6 +286,12 @@ impl Shared {
         let replies: std::io::Result<Vec<Value>> =
             client.try_write(&bytes).and_then(|()| plan.commands.iter().map(|_| client.try_reply()).collect());
         let returned_us = self.now_us();
+        // A member of a cluster did not execute the command. An ordinary client of clusters sends it to the named member.
+        if let Some((word, owner)) = replies.as_ref().ok().and_then(|replies| redirect(replies)) {
+            lock(&self.tally).errors.entry(word.clone()).or_insert(word);
+            *connection = owner.and_then(|address| Client::try_connect(address).ok());
+            return false;
+        }
         let (told, error) = match replies {
             Ok(replies) => {
                 let error = replies.iter().find_map(|reply| reply.error().map(str::to_owned));
@@ -321,6 +327,17 @@ impl Shared {
         };
         lock(&key.operations).push(operation);
         is_answered
+    }
+}
+
+/// Returns the first word of the error of a member that does not serve the key now, and the owner if it is MOVED.
+fn redirect(replies: &[Value]) -> Option<(String, Option<SocketAddr>)> {
+    let error = replies.iter().find_map(Value::error)?;
+    let words: Vec<&str> = error.split(' ').collect();
+    match words[..] {
+        [word @ "MOVED", _, address] => Some((word.to_owned(), address.parse().ok())),
+        [word @ ("ASK" | "TRYAGAIN"), ..] => Some((word.to_owned(), None)),
+        _ => None,
     }
 }
 
