@@ -14,7 +14,7 @@ use super::typed;
 #[command(
     long_about = "Start a cluster of three primaries with a replica each, and three plain servers. Measure the CPU per request of the \
         router in front of both, and of Envoy (PyPI) in front of the cluster. Then send requests at half of the achieved rate while \
-        slots move, a replica takes over, and a primary is killed.\n\n\
+        slots move, a replica takes over, a primary is killed, and two routers are upgraded.\n\n\
         Takes about ten minutes. Nothing else should run on the machine.",
     after_long_help = "Examples:\n  \
         switchyard-lab clusters --out docs/results/clusters.md\n  \

@@ -1,4 +1,4 @@
-//! Requests through the router while its cluster changes, at half of the rate that it achieves.
+//! Requests through the router while its cluster or the router itself changes, at half of the rate that it achieves.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -33,43 +33,63 @@ pub(super) fn run(settings: &Settings, programs: &Programs, folder: &Path) -> Re
         "p99.9 during, ms",
         "served again after the promotion, ms",
     ]);
-    for (number, change) in [Change::Reshard, Change::FailOver, Change::Kill].into_iter().enumerate() {
+    for (number, change) in Change::ALL.into_iter().enumerate() {
         settings.check_interrupted()?;
         eprintln!("{}", change.title());
         let folder = folder.join(format!("change-{number}"));
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let mut members = Members::start(programs, &folder)?;
         let storage = ["--storage-cluster".to_owned(), members.addresses[0].to_string()];
-        let router = Proxy::switchyard(programs, "router", &storage, &folder)?;
-        let load = |pace: Pace, seconds: u64, prefix: &str| -> Result<load::Run> {
-            load::start(&load::Settings {
-                target: router.address,
-                threads: 1,
-                connections: CONNECTIONS,
-                pipeline: if pace == Pace::Closed { 1 } else { 1000 },
-                pace,
-                duration: Duration::from_secs(seconds),
-                mix: "get=80,set=20".parse()?,
-                sizes: ValueSizes::fixed(64),
-                keys: KEYS,
-                skew: Skew::Uniform,
-                sharing: Sharing::Owned,
-                prefix: prefix.to_owned(),
-                doubt: load::Doubt::Lasting,
-                seed: 7,
-            })
-        };
-        let most = load(Pace::Closed, settings.seconds.min(5), "most:")?.finish()?;
-        let rate = (most.total.replies as f64 / most.elapsed.as_secs_f64() / 2.0).round();
-        let before = load(Pace::Open { rate }, settings.seconds, "before:")?.finish()?.total;
-        let during = load(Pace::Open { rate }, settings.seconds, "during:")?;
+        let router = |number| Proxy::switchyard(programs, &format!("router-{number}"), &storage, &folder);
+        let mut routers: Vec<Proxy> = (0..change.routers()).map(router).collect::<Result<_>>()?;
+        let most = load(&routers[..1], Pace::Closed, settings.seconds.min(5), "most")?;
+        let started = Instant::now();
+        let most = finish(most)?;
+        let rate = (most.replies as f64 / started.elapsed().as_secs_f64() / 2.0).round();
+        let pace = Pace::Open { rate: rate / routers.len() as f64 };
+        let before = finish(load(&routers, pace, settings.seconds, "before")?)?;
+        let during = load(&routers, pace, settings.seconds, "during")?;
         std::thread::sleep(Duration::from_secs(1));
-        let served = change.apply(programs, &mut members, router.address)?;
-        let during = during.finish()?;
-        during.complaints.iter().for_each(|complaint| eprintln!("  {complaint}"));
-        table.row(cells(change, rate, &before, &during.total, served));
+        let effect = change.apply(programs, &mut members, &mut routers)?;
+        let mut during = finish(during)?;
+        during.add(&effect.visits);
+        table.row(cells(change, rate, &before, &during, effect.served));
     }
     Ok(table)
+}
+
+/// Starts a load on each router.
+fn load(routers: &[Proxy], pace: Pace, seconds: u64, phase: &str) -> Result<Vec<load::Run>> {
+    let start = |(number, router): (usize, &Proxy)| {
+        load::start(&load::Settings {
+            target: router.address,
+            threads: 1,
+            connections: CONNECTIONS,
+            pipeline: if pace == Pace::Closed { 1 } else { 1000 },
+            pace,
+            duration: Duration::from_secs(seconds),
+            mix: "get=80,set=20".parse()?,
+            sizes: ValueSizes::fixed(64),
+            keys: KEYS,
+            skew: Skew::Uniform,
+            sharing: Sharing::Owned,
+            prefix: format!("{phase}:{number}:"),
+            doubt: load::Doubt::Lasting,
+            seed: 7,
+        })
+    };
+    routers.iter().enumerate().map(start).collect()
+}
+
+/// Waits for the end of loads. Returns the sum of their results.
+fn finish(runs: Vec<load::Run>) -> Result<Tally> {
+    let mut total = Tally::default();
+    for run in runs {
+        let done = run.finish()?;
+        done.complaints.iter().for_each(|complaint| eprintln!("  {complaint}"));
+        total.add(&done.total);
+    }
+    Ok(total)
 }
 
 fn cells(change: Change, rate: f64, before: &Tally, during: &Tally, served: Option<Duration>) -> [String; 9] {
@@ -86,31 +106,87 @@ fn cells(change: Change, rate: f64, before: &Tally, during: &Tally, served: Opti
     ]
 }
 
-/// A change of the cluster.
+/// A change of the cluster or of the routers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Reshard,
     FailOver,
     Kill,
+    Upgrade,
+}
+
+/// Effect of a change, other than on the load.
+#[derive(Debug, Default)]
+struct Effect {
+    /// Time between a promotion and the next reply for its slots, after a kill.
+    served: Option<Duration>,
+    /// Requests on connections of their own. Their latencies are not recorded, because they include the connecting.
+    visits: Tally,
 }
 
 impl Change {
+    const ALL: [Self; 4] = [Self::Reshard, Self::FailOver, Self::Kill, Self::Upgrade];
+
     fn title(self) -> &'static str {
         match self {
             Self::Reshard => "1,000 slots by `redis-cli --cluster reshard`",
             Self::FailOver => "`CLUSTER FAILOVER`",
             Self::Kill => "`kill -9` of a primary",
+            Self::Upgrade => "`switchyard upgrade` of two routers in turn",
         }
     }
 
-    /// Returns the time between a promotion and the next reply for its slots, after a kill.
-    fn apply(self, programs: &Programs, members: &mut Members, router: SocketAddr) -> Result<Option<Duration>> {
+    /// Number of routers, which share the load.
+    fn routers(self) -> usize {
+        if self == Self::Upgrade { 2 } else { 1 }
+    }
+
+    fn apply(self, programs: &Programs, members: &mut Members, routers: &mut [Proxy]) -> Result<Effect> {
         match self {
-            Self::Reshard => members.reshard(programs, SLOTS).map(|()| None),
-            Self::FailOver => members.fail_over(0).map(|()| None),
-            Self::Kill => killed(members, router).map(Some),
+            Self::Reshard => members.reshard(programs, SLOTS).map(|()| Effect::default()),
+            Self::FailOver => members.fail_over(0).map(|()| Effect::default()),
+            Self::Kill => Ok(Effect { served: Some(killed(members, routers[0].address)?), ..Effect::default() }),
+            Self::Upgrade => Ok(Effect { visits: upgraded(programs, routers)?, ..Effect::default() }),
         }
     }
+}
+
+/// Upgrades the routers in turn, while a client of each connects for every request: the load stays at the
+/// former processes.
+fn upgraded(programs: &Programs, routers: &mut [Proxy]) -> Result<Tally> {
+    let is_over = &AtomicBool::new(false);
+    let addresses: Vec<SocketAddr> = routers.iter().map(|router| router.address).collect();
+    std::thread::scope(|scope| {
+        let visit = |address| scope.spawn(move || visits(address, is_over));
+        let visitors: Vec<_> = addresses.into_iter().map(visit).collect();
+        let done = routers.iter_mut().try_for_each(|router| router.upgrade(programs));
+        std::thread::sleep(Duration::from_secs(1));
+        is_over.store(true, Ordering::Relaxed);
+        let mut all = Tally::default();
+        for visitor in visitors {
+            all.add(&visitor.join().map_err(|_| anyhow::anyhow!("a client panicked"))?);
+        }
+        done.map(|()| all)
+    })
+}
+
+/// Sends requests, each on a connection of its own, until `is_over`.
+fn visits(address: SocketAddr, is_over: &AtomicBool) -> Tally {
+    let mut tally = Tally::default();
+    while !is_over.load(Ordering::Relaxed) {
+        let done = Client::connect(address).and_then(|mut client| client.ok(&[b"SET", b"visit", b"v"]));
+        match done {
+            Ok(()) => tally.replies += 1,
+            Err(error) => {
+                if tally.errors == 0 {
+                    eprintln!("  {error:#}");
+                }
+                tally.errors += 1;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    tally
 }
 
 /// Kills the first primary while a client writes a key of it.

@@ -1,16 +1,20 @@
 //! A Redis or Valkey Cluster of three primaries with a replica each, and proxies in front of it.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::Value;
 use switchyard_bench::client::Client;
 use switchyard_bench::process::{self, Process};
 use switchyard_bench::wire::Reply;
 
 use crate::moves::site::Programs;
+use crate::peers::envoy_config;
 
 /// Primaries. Each has a replica.
 pub(super) const PRIMARIES: usize = 3;
@@ -145,6 +149,9 @@ fn wait(what: &str, mut is_over: impl FnMut() -> Result<bool>) -> Result<()> {
 pub(super) struct Proxy {
     pub(super) process: Process,
     pub(super) address: SocketAddr,
+    /// Admin port of the router.
+    admin: Option<SocketAddr>,
+    successors: Vec<Successor>,
 }
 
 impl Proxy {
@@ -156,14 +163,14 @@ impl Proxy {
         let mut command = Command::new(&programs.switchyard);
         command.args(["serve", "--workers", "1", "--listen", &address.to_string(), "--admin", &admin.to_string()]);
         command.args(storage).env("XDG_RUNTIME_DIR", &home);
-        Self::started(name, &command, address, folder)
+        Ok(Self { admin: Some(admin), ..Self::started(name, &command, address, folder)? })
     }
 
     /// Starts Envoy in front of the cluster.
     pub(super) fn envoy(program: &Path, members: &Members, folder: &Path) -> Result<Self> {
         let address = process::free_address()?;
         let file = folder.join("envoy.yaml");
-        std::fs::write(&file, envoy_config(address, &members.addresses[..PRIMARIES]))
+        std::fs::write(&file, envoy_config(address, &members.addresses[..PRIMARIES], true))
             .with_context(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new(program);
         command.arg("-c").arg(file).args(["--concurrency", "1", "--disable-hot-restart", "-l", "error"]);
@@ -173,50 +180,33 @@ impl Proxy {
     fn started(name: &str, command: &Command, address: SocketAddr, folder: &Path) -> Result<Self> {
         let mut process = Process::start(name, command, folder)?;
         process.wait_ready(address)?;
-        Ok(Self { process, address })
+        Ok(Self { process, address, admin: None, successors: Vec::new() })
+    }
+
+    /// Replaces the router's process by `switchyard upgrade`. The former process serves its clients until they leave.
+    pub(super) fn upgrade(&mut self, programs: &Programs) -> Result<()> {
+        let admin = self.admin.context("only the router can be upgraded")?;
+        let mut command = Command::new(&programs.switchyard);
+        command.args(["upgrade", "--json", "--admin", &admin.to_string()]);
+        let done = command.output().context("cannot run the router's program")?;
+        ensure!(done.status.success(), "the upgrade failed: {}", String::from_utf8_lossy(&done.stderr));
+        let report: Value = serde_json::from_slice(&done.stdout).context("the report of the upgrade is no JSON")?;
+        let pid = report["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        let pid = pid.context("the report of the upgrade has no process id")?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).context("the new process has ended")?;
+        self.successors.push(Successor(process));
+        Ok(())
     }
 }
 
-fn envoy_config(address: SocketAddr, members: &[SocketAddr]) -> String {
-    let socket = |a: &SocketAddr| format!("{{socket_address: {{address: {}, port_value: {}}}}}", a.ip(), a.port());
-    let endpoints: Vec<_> = members.iter().map(|node| format!("{{endpoint: {{address: {}}}}}", socket(node))).collect();
-    format!(
-        r#"static_resources:
-  listeners:
-  - address: {listen}
-    filter_chains:
-    - filters:
-      - name: envoy.filters.network.redis_proxy
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.filters.network.redis_proxy.v3.RedisProxy
-          stat_prefix: redis
-          settings: {{op_timeout: 5s, enable_redirection: true}}
-          prefix_routes: {{catch_all_route: {{cluster: members}}}}
-  clusters:
-  - name: members
-    connect_timeout: 1s
-    lb_policy: CLUSTER_PROVIDED
-    cluster_type:
-      name: envoy.clusters.redis
-      typed_config:
-        "@type": type.googleapis.com/envoy.extensions.clusters.redis.v3.RedisClusterConfig
-        cluster_refresh_rate: 5s
-    circuit_breakers: {{thresholds: [{{max_connections: 20000, max_pending_requests: 20000, max_requests: 20000}}]}}
-    load_assignment: {{cluster_name: members, endpoints: [{{lb_endpoints: [{endpoints}]}}]}}
-"#,
-        listen = socket(&address),
-        endpoints = endpoints.join(", "),
-    )
-}
+/// A process that has replaced another process of the router, killed when dropped. By its descriptor, because it is no
+/// child of this process.
+#[derive(Debug)]
+struct Successor(OwnedFd);
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn envoy_gets_all_members_and_the_listener() {
-        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let text = envoy_config(at(9), &[at(7001), at(7002)]);
-        assert!(["port_value: 9}", "port_value: 7001", "port_value: 7002"].iter().all(|p| text.contains(p)), "{text}");
+impl Drop for Successor {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 }

@@ -35,6 +35,7 @@ pub use self::memory::Memory;
 use self::rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows, pool_rows};
 pub use self::rows::{Row, Sample};
 pub use self::target::Peer;
+pub(crate) use self::target::envoy_config;
 use self::target::{Recipe, Target};
 use crate::procfs::{CpuReading, MachineReading, threads_of};
 

@@ -178,7 +178,7 @@ impl Recipe {
                 command.arg("-c").arg(path).args(["-s", &stats, "-a", "127.0.0.1", "-v", "2"]);
             }
             Peer::Envoy => {
-                let path = config("yaml", envoy_config(address, nodes))?;
+                let path = config("yaml", envoy_config(address, nodes, false))?;
                 command.arg("-c").arg(path).args(["--concurrency", "1", "--disable-hot-restart", "-l", "error"]);
             }
             Peer::Haproxy => {
@@ -248,9 +248,25 @@ fn twemproxy_pool(number: usize, address: SocketAddr, servers: &str) -> String {
     )
 }
 
-fn envoy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
+/// Returns Envoy's configuration in front of nodes, or of the members of a cluster.
+pub(crate) fn envoy_config(address: SocketAddr, nodes: &[SocketAddr], is_cluster: bool) -> String {
     let socket = |a: &SocketAddr| format!("{{socket_address: {{address: {}, port_value: {}}}}}", a.ip(), a.port());
     let endpoints: Vec<_> = nodes.iter().map(|node| format!("{{endpoint: {{address: {}}}}}", socket(node))).collect();
+    let discovery = match is_cluster {
+        true => {
+            r#"connect_timeout: 1s
+    lb_policy: CLUSTER_PROVIDED
+    cluster_type:
+      name: envoy.clusters.redis
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.clusters.redis.v3.RedisClusterConfig
+        cluster_refresh_rate: 5s"#
+        }
+        false => {
+            "type: STATIC
+    lb_policy: RING_HASH"
+        }
+    };
     format!(
         r#"static_resources:
   listeners:
@@ -261,12 +277,11 @@ fn envoy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.redis_proxy.v3.RedisProxy
           stat_prefix: redis
-          settings: {{op_timeout: 5s}}
+          settings: {{op_timeout: 5s, enable_redirection: {is_cluster}}}
           prefix_routes: {{catch_all_route: {{cluster: nodes}}}}
   clusters:
   - name: nodes
-    type: STATIC
-    lb_policy: RING_HASH
+    {discovery}
     circuit_breakers: {{thresholds: [{{max_connections: 20000, max_pending_requests: 20000, max_requests: 20000}}]}}
     load_assignment: {{cluster_name: nodes, endpoints: [{{lb_endpoints: [{endpoints}]}}]}}
 "#,
@@ -307,8 +322,11 @@ mod tests {
                 assert!(text.contains(part), "{part} in\n{text}");
             }
         }
-        let text = envoy_config(at(9), &nodes);
-        assert!(["port_value: 9}", "port_value: 7001", "port_value: 7002"].iter().all(|p| text.contains(p)), "{text}");
+        for (is_cluster, discovery) in [(false, "type: STATIC"), (true, "name: envoy.clusters.redis")] {
+            let text = envoy_config(at(9), &nodes, is_cluster);
+            let parts = ["port_value: 9}", "port_value: 7001", "port_value: 7002", discovery];
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
         let text = haproxy_config(at(9), &nodes);
         assert!(text.contains("server node0 127.0.0.1:7001") && text.contains("bind 127.0.0.1:9"), "{text}");
     }
