@@ -1,7 +1,7 @@
 //! Hands the listening sockets of a router over to the router of another process.
 //!
-//! The successor starts with copies of the sockets, and does not accept yet. Only when it is ready, it opens, and the
-//! old router closes its copies. Both may accept for a moment: each serves the clients that it has accepted. No
+//! The successor starts with copies of the sockets, and does not accept yet. Only when it is ready, it opens, and then
+//! the old router closes its copies. Both accept for a moment: each serves the clients that it has accepted. No
 //! connection waits in a socket without an owner, so none is refused or reset.
 
 use std::io;
@@ -16,13 +16,21 @@ use crate::shared::Message;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Router {
-    /// Accepts clients, after [`Router::start_closed`].
+    /// Accepts clients, after [`Router::start_closed`]. The other process may still accept, too, and owns the files of
+    /// Unix sockets until [`Router::own_socket_files`].
     ///
     /// # Errors
-    /// If the system refuses a descriptor, or a worker hangs.
+    /// If the system refuses a descriptor or the mode of a Unix socket, or a worker hangs.
     pub fn open(&self) -> io::Result<()> {
         self.shared.listening.open();
-        self.renew_listeners()
+        self.renew_listeners()?;
+        // The last step, so that a failure does not change the modes for the other process.
+        self.shared.listening.set_modes()
+    }
+
+    /// Removes the files of inherited Unix sockets at the end of this router, because the other process has left them.
+    pub fn own_socket_files(&self) {
+        self.shared.listening.own_files();
     }
 
     /// Returns copies of the listening sockets, for a process that replaces this one. Close them before
@@ -34,7 +42,7 @@ impl Router {
         self.shared.listening.copies()
     }
 
-    /// Closes the listening sockets, from which another process accepts. Clients stay, and are served as before. On
+    /// Closes the listening sockets, from which another process accepts already. Clients stay, and are served as before. On
     /// return no client is accepted any more.
     ///
     /// # Errors

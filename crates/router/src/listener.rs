@@ -147,11 +147,28 @@ impl Listening {
         lock(&self.0).bound.as_ref().map_or(Ok(Vec::new()), Bound::copies)
     }
 
-    /// Lets workers accept. Inherited sockets belong to this process from now on.
+    /// Lets workers accept.
     pub(crate) fn open(&self) {
-        let mut sockets = lock(&self.0);
-        sockets.is_open = true;
-        sockets.own_files(true);
+        lock(&self.0).is_open = true;
+    }
+
+    /// Applies the modes of the settings to the files of Unix sockets.
+    pub(crate) fn set_modes(&self) -> io::Result<()> {
+        let sockets = lock(&self.0);
+        let places = sockets.bound.iter().flat_map(|bound| &bound.places);
+        for Place { settings, guard, .. } in places {
+            if let ListenAddress::Unix { path, mode } = &settings.address
+                && guard.file.as_ref().is_some_and(SocketFile::is_there)
+            {
+                fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes this process the owner of the files of inherited Unix sockets.
+    pub(crate) fn own_files(&self) {
+        lock(&self.0).own_files(true);
     }
 
     /// Closes the sockets, and removes the files of Unix sockets.
@@ -197,13 +214,16 @@ impl SocketFile {
         let meta = fs::symlink_metadata(path)?;
         Ok(Self { path: path.to_owned(), id: (meta.dev(), meta.ino()) })
     }
+
+    /// Whether the file has been neither removed nor replaced.
+    fn is_there(&self) -> bool {
+        Self::at(&self.path).is_ok_and(|now| now.id == self.id)
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(file) = self.file.as_ref().filter(|_| self.is_owner)
-            && fs::symlink_metadata(&file.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == file.id)
-        {
+        if let Some(file) = self.file.as_ref().filter(|file| self.is_owner && file.is_there()) {
             let _ = fs::remove_file(&file.path);
         }
     }
@@ -260,10 +280,8 @@ fn adopt(wanted: &ListenAddress, given: ListeningSockets) -> io::Result<(ListenA
             let address = SocketAddr::try_from(rustix::net::getsockname(first)?);
             (ListenAddress::Tcp(address.map_err(|_| unusable("the old process has sent another socket"))?), None)
         }
-        ListenAddress::Unix { path, mode } => {
-            fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
-            (wanted.clone(), Some(SocketFile::at(path)?))
-        }
+        // The old process still uses the file, so its mode stays.
+        ListenAddress::Unix { path, .. } => (wanted.clone(), Some(SocketFile::at(path)?)),
     };
     Ok((address, Guard { name, file, is_owner: false }, given.sockets))
 }
@@ -480,12 +498,18 @@ mod tests {
             let new = bind(&[unix(&path, 0o660)], 2, copies).map_err(|e| e.to_string()).expect("adopted");
             Listening::new(new, false)
         };
-        drop(adopt());
+        let mode = || fs::metadata(&path).expect("there").permissions().mode() & 0o777;
+        let failed = adopt();
+        failed.open();
+        drop(failed);
         UnixStream::connect(&path).expect("the old process listens, because the new one has failed");
         let new = adopt();
-        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o660, "the new mode");
         new.open();
+        assert_eq!(mode(), 0o600, "the old mode");
+        new.set_modes().expect("set");
+        assert_eq!(mode(), 0o660, "the new mode");
         old.leave();
+        new.own_files();
         drop(old);
         UnixStream::connect(&path).expect("the new process listens");
         drop(new);

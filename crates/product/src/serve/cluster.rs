@@ -111,15 +111,8 @@ pub(super) fn run(
     let replica_thread = ReplicaThread::start(Arc::clone(&running), Arc::clone(&keeper))?;
     let mut moves_thread = Some(MovesThread::start(Arc::clone(&moves))?);
     let health = HealthThread::start(Arc::clone(&running))?;
-    if let Some(successor) = successor {
-        upgrade::wait_for_members(&running);
-        successor.wait_for_go()?;
-        running.with(Router::open).unwrap_or(Ok(())).context("cannot accept clients")?;
-    }
-    admin.serve(Arc::clone(&fleet) as Arc<dyn admin::Source>);
     let storage = format!("a cluster of {}", counted(nodes, "primary node"));
-    info!("{}", ready_line(&addresses, &config, &storage, admin.address, false));
-    pools::report_ready(admin.address);
+    let ready = ready_line(&addresses, &config, &storage, admin.address, false);
     let (asks, asked) = mpsc::sync_channel(4);
     let reloader = ClusterReloader {
         sources,
@@ -131,10 +124,21 @@ pub(super) fn run(
         admin_tls,
         admin_access,
         token_dir,
-        fleet,
+        fleet: Arc::clone(&fleet),
         upgrades: Arc::clone(&upgrades),
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
+    // The last step that can fail, because the old process ends after it.
+    if let Some(successor) = successor {
+        upgrade::wait_for_members(&running);
+        successor.wait_for_open()?;
+        running.with(Router::open).unwrap_or(Ok(())).context("cannot accept clients")?;
+        successor.wait_for_go()?;
+        running.with(Router::own_socket_files);
+    }
+    admin.serve(fleet);
+    info!("{ready}");
+    pools::report_ready(admin.address);
     let is_replaced = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)).is_some();
     let admin = if is_replaced {
         // Only the new process answers there and notifies systemd.

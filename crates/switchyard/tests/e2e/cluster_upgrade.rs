@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::clients::wanted;
 use crate::cluster_storage::Members;
 use crate::support::client::TIMEOUT;
 use crate::support::process::tied;
@@ -225,6 +227,48 @@ fn failed_successor_leaves_the_old_process_serving() {
     drop(client);
     assert!(router.process_mut().wait(TIMEOUT).success());
     assert!(!successor.has_ended());
+}
+
+/// A program that takes part in an upgrade until it must accept, and then fails.
+const FAILING: &str = r#"#!/usr/bin/env python3
+import json, os, socket
+channel = socket.socket(fileno=0)
+if os.fork():
+    os._exit(0)
+offer = json.loads(channel.recv(1 << 16))["offer"]
+missing = 1 + sum(1 + listener["sockets"] for listener in offer["listeners"])
+while missing:
+    missing -= len(socket.recv_fds(channel, 1 << 16, 253)[1])
+channel.send(json.dumps({"ready": {"pid": os.getpid(), "version": "1 (test)"}}).encode())
+channel.recv(1 << 16)
+"#;
+
+#[test]
+fn successor_that_cannot_accept_leaves_the_old_process_serving() {
+    if !wanted(&[("python3", "python3")]) {
+        return;
+    }
+    let Some(members) = members() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let (program, path) = (dir.path().join("switchyard"), dir.path().join("socket"));
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_switchyard"), &program).expect("a link");
+    let args = vec!["--listen".to_owned(), format!("unix:{}", path.display())];
+    let options =
+        RouterOptions { is_cluster: true, program: Some(program.clone()), args, ..RouterOptions::default() };
+    let mut router = Router::start(&members.addresses()[..1], &options);
+    let refusal = r#"channel.send(b'{"refused": {"why": "no descriptor is left"}}')"#;
+    for (end, reason) in [("", "ended early"), (refusal, "no descriptor is left")] {
+        let script = dir.path().join("script");
+        std::fs::write(&script, format!("{FAILING}{end}\n")).expect("written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        std::fs::rename(&script, &program).expect("replaced");
+        let (code, text) = run_upgrade(router.admin(), &[]);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(reason) && text.contains("serves as before"), "{text}");
+        assert_eq!(Client::connect(router.address()).cmd("DBSIZE"), int(0));
+        drop(ping_unix(&path));
+        assert!(router.process_mut().ended().is_none());
+    }
 }
 
 #[test]

@@ -7,8 +7,12 @@
 //!
 //! 1. *Offer*: the old process sends copies of its listening sockets. Both processes hold the same sockets from now on.
 //! 2. *Ready*: the new process has read its configuration and the map, and is connected to the members. It does not
-//!    accept. A failure until here is reported instead, and changes nothing for clients.
-//! 3. *Go*: the old process has named the new one to systemd, and closes its sockets. The new one accepts.
+//!    accept.
+//! 3. *Open*: the old process requests that the new one accepts.
+//! 4. *Opened*: the new process accepts. Both do, for a moment.
+//! 5. *Go*: the old process has named the new one to systemd, and closes its sockets.
+//!
+//! A failure before *Opened* is reported instead, and the old process serves as before.
 //!
 //! The new process is started by a helper that ends at once, so that systemd becomes its parent, and notices its end
 //! while the old process still serves clients.
@@ -41,6 +45,9 @@ const SUCCESSOR: &str = "successor";
 
 /// Maximum time from the start of the new process until it is ready. The command line waits for a minute.
 const READY_MAX: Duration = Duration::from_secs(45);
+
+/// Maximum time until the new process accepts. Its workers have 5 s.
+const OPEN_MAX: Duration = Duration::from_secs(8);
 
 /// Returns the program to start. Its path is the one by which this process was started, so that a replaced file or link
 /// is followed.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use switchyard_control::Running;
 use switchyard_router::ListeningSockets;
 
@@ -14,8 +14,7 @@ use super::wire::{Channel, Message};
 use super::{HELPER, ROLE, SUCCESSOR, start};
 use crate::cli::Failure;
 
-/// Maximum time until the old process has sent its sockets, and until it answers that this one is ready. It waits for
-/// nothing else.
+/// Maximum time until the old process has sent its sockets, and until each of its replies. It waits for nothing else.
 const REPLY_MAX: Duration = Duration::from_secs(20);
 
 /// Maximum time for the connections to members, before clients are accepted. A member that is down makes commands wait
@@ -96,22 +95,30 @@ impl Successor {
         std::mem::take(&mut self.listeners)
     }
 
-    /// Reports that this process can accept clients, and waits for the reply.
+    /// Reports that this process can accept clients, and waits until it must.
+    ///
+    /// # Errors
+    /// If the old process continues to serve instead.
+    pub(in crate::serve) fn wait_for_open(&self) -> anyhow::Result<()> {
+        let version = format!("{} ({})", env!("CARGO_PKG_VERSION"), crate::COMMIT);
+        self.exchange(&Message::Ready { pid: std::process::id(), version }, &Message::Open)
+    }
+
+    /// Reports that this process accepts clients, and waits until the old one does not.
     ///
     /// # Errors
     /// If the old process continues to serve instead.
     pub(in crate::serve) fn wait_for_go(&mut self) -> anyhow::Result<()> {
-        let version = format!("{} ({})", env!("CARGO_PKG_VERSION"), crate::COMMIT);
-        let ready = Message::Ready { pid: std::process::id(), version };
+        self.exchange(&Message::Opened, &Message::Go)?;
+        self.is_awaited = false;
+        Ok(())
+    }
+
+    fn exchange(&self, message: &Message, expected: &Message) -> anyhow::Result<()> {
         let given_up = "the old process does not wait for this one any more, and serves as before";
-        self.channel.send(&ready).context(given_up)?;
-        match self.channel.receive(Instant::now() + REPLY_MAX).context(given_up)? {
-            Message::Go => {
-                self.is_awaited = false;
-                Ok(())
-            }
-            _ => bail!(given_up),
-        }
+        self.channel.send(message).context(given_up)?;
+        let reply = self.channel.receive(Instant::now() + REPLY_MAX).context(given_up)?;
+        if reply == *expected { Ok(()) } else { Err(anyhow!(given_up)) }
     }
 
     /// Reports the reason why this process ends, unless it has already replaced the old one.

@@ -1,5 +1,6 @@
 //! The old process: starts the new one, and hands its sockets over.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Child;
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use super::wire::{Channel, Message, Sockets};
-use super::{HELPER, READY_MAX, start};
+use super::{HELPER, OPEN_MAX, READY_MAX, start};
 use crate::serve::notify;
 
 /// Interval between checks whether the helper has ended.
@@ -114,21 +115,15 @@ impl Upgrades {
         let offered = channel.offer(&sockets);
         drop(sockets);
         wait_for_helper(helper, until)?;
-        let (pid, version) = match channel.receive(until) {
-            Ok(Message::Ready { pid, version }) => (pid, version),
-            Ok(Message::Refused { why }) => bail!("the new process has failed: {why}"),
-            Ok(_) => bail!("the new process has sent an unexpected message"),
-            Err(error) => {
-                offered.context("cannot send the listening sockets")?;
-                return Err(match error.kind() {
-                    std::io::ErrorKind::UnexpectedEof => {
-                        anyhow!("the new process ended early; see its lines in the log")
-                    }
-                    std::io::ErrorKind::TimedOut => anyhow!("the new process was not ready within {READY_MAX:?}"),
-                    _ => anyhow::Error::new(error).context("the new process has sent no usable message"),
-                });
-            }
-        };
+        let ready = receive(&channel, until);
+        if ready.is_err() {
+            offered.context("cannot send the listening sockets")?;
+        }
+        let Message::Ready { pid, version } = ready? else { bail!(UNEXPECTED) };
+        channel.send(&Message::Open).context(ENDED_EARLY)?;
+        if receive(&channel, Instant::now() + OPEN_MAX)? != Message::Opened {
+            bail!(UNEXPECTED);
+        }
         self.commit(&channel, pid)?;
         drop(lock(&self.admin).take());
         let left = self.running.with(|router| (router.leave_listeners(), router.status().clients));
@@ -161,7 +156,7 @@ impl Upgrades {
         })
     }
 
-    /// Lets the new process accept, unless this process stops. It cannot be undone.
+    /// Leaves the clients to the new process, which accepts already, unless this process stops. It cannot be undone.
     fn commit(&self, channel: &Channel, pid: u32) -> anyhow::Result<()> {
         let mut state = lock(&self.state);
         if *state != State::Upgrading {
@@ -171,7 +166,7 @@ impl Upgrades {
         notify(&[NotifyState::MainPid(pid)]);
         if let Err(error) = channel.send(&Message::Go) {
             notify(&[NotifyState::MainPid(std::process::id())]);
-            return Err(anyhow::Error::new(error).context("the new process ended before it accepted clients"));
+            return Err(anyhow::Error::new(error).context(ENDED_EARLY));
         }
         *state = State::Replaced(pid);
         Ok(())
@@ -192,6 +187,22 @@ impl UpgradePort for Upgrades {
             error!("{why}");
             OperationError::Failed(why)
         })
+    }
+}
+
+const ENDED_EARLY: &str = "the new process ended early; see its lines in the log";
+const UNEXPECTED: &str = "the new process has sent an unexpected message";
+
+/// Receives the next message of the new process. An error is the reason why this process serves as before.
+fn receive(channel: &Channel, until: Instant) -> anyhow::Result<Message> {
+    match channel.receive(until) {
+        Ok(Message::Refused { why }) => bail!("the new process has failed: {why}"),
+        Ok(message) => Ok(message),
+        Err(error) => Err(match error.kind() {
+            ErrorKind::UnexpectedEof => anyhow!(ENDED_EARLY),
+            ErrorKind::TimedOut => anyhow!("the new process was not ready in time"),
+            _ => anyhow::Error::new(error).context("the new process has sent no usable message"),
+        }),
     }
 }
 

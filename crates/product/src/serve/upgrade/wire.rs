@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_router::{ListenAddress, ListeningSockets};
 
 /// Version of the messages. A process refuses the offer of another version.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Maximum length of a packet, in bytes. Enough for the addresses of some hundred listeners, and below the usual socket
 /// buffer of 208 KiB.
@@ -51,7 +51,11 @@ pub(super) enum Message {
     Ready { pid: u32, version: String },
     /// The new process has failed, and ends.
     Refused { why: String },
-    /// The new process accepts clients from now on.
+    /// The new process must accept clients.
+    Open,
+    /// The new process accepts clients.
+    Opened,
+    /// The old process accepts no more clients.
     Go,
 }
 
@@ -267,6 +271,8 @@ mod tests {
         for message in [
             Message::Ready { pid: 7, version: "1 (x)".to_owned() },
             Message::Refused { why: "a\nb".to_owned() },
+            Message::Open,
+            Message::Opened,
             Message::Go,
         ] {
             new.send(&message).expect("sent");
@@ -282,10 +288,10 @@ mod tests {
     #[test]
     fn offers_of_other_versions_are_refused() {
         let (old, new) = pair();
-        let offer = r#"{"offer":{"protocol":2,"admin":"127.0.0.1:1","listeners":[],"more":1}}"#;
+        let offer = r#"{"offer":{"protocol":1,"admin":"127.0.0.1:1","listeners":[],"more":1}}"#;
         rustix::net::send(&old.0, offer.as_bytes(), SendFlags::empty()).expect("sent");
         let error = new.receive_offer(soon()).expect_err("refused").to_string();
-        assert!(error.contains("version 2") && error.contains("needs a restart"), "{error}");
+        assert!(error.contains("by version 1,") && error.contains("needs a restart"), "{error}");
     }
 
     #[test]
@@ -293,7 +299,7 @@ mod tests {
         let huge = usize::MAX;
         let offer = |count: usize| {
             format!(
-                r#"{{"offer":{{"protocol":1,"admin":"127.0.0.1:1","listeners":[{{"place":{{"tcp":"127.0.0.1:0"}},"sockets":{count}}}]}}}}"#
+                r#"{{"offer":{{"protocol":2,"admin":"127.0.0.1:1","listeners":[{{"place":{{"tcp":"127.0.0.1:0"}},"sockets":{count}}}]}}}}"#
             )
         };
         let long = format!("{{\"refused\":{{\"why\":\"{}\"}}}}", "x".repeat(2 * LENGTH_MAX));
@@ -324,7 +330,7 @@ mod tests {
 
     #[test]
     fn sockets_that_were_not_offered_are_refused() {
-        let offer = r#"{"offer":{"protocol":1,"admin":"127.0.0.1:1","listeners":[]}}"#;
+        let offer = r#"{"offer":{"protocol":2,"admin":"127.0.0.1:1","listeners":[]}}"#;
         for count in [0, 2, FILES_PER_PACKET] {
             let (old, new) = pair();
             rustix::net::send(&old.0, offer.as_bytes(), SendFlags::empty()).expect("sent");

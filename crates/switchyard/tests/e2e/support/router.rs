@@ -15,6 +15,8 @@ use super::{http, ports};
 #[derive(Clone, Debug)]
 pub(crate) struct RouterOptions {
     pub(crate) workers: usize,
+    /// Path of the binary, if it is not the one that was built.
+    pub(crate) program: Option<PathBuf>,
     /// TOML for `--config`, in addition to flags. Empty: no file.
     pub(crate) config: String,
     /// Additional arguments.
@@ -41,6 +43,7 @@ impl Default for RouterOptions {
         // Two workers, so that a test does not pass only because of a single worker.
         RouterOptions {
             workers: 2,
+            program: None,
             config: String::new(),
             args: Vec::new(),
             open_files: None,
@@ -201,7 +204,7 @@ fn launch_with_state(
     state_dir: &Path,
     log: &str,
 ) -> Process {
-    let binary = env!("CARGO_BIN_EXE_switchyard");
+    let binary = options.program.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_switchyard")));
     let mut command = match (options.open_files, &options.accepted_host_names) {
         (None, None) => tied(binary),
         (_, Some(accepted_host_names)) => {
