@@ -91,6 +91,29 @@ enum Obstacle {
     Final(String),
 }
 
+/// Value of a key at a member.
+struct ValueAt {
+    dump: Answer,
+    /// Reply to `PTTL`.
+    ttl_ms: Option<i64>,
+}
+
+impl ValueAt {
+    /// Whether the key does not exist. It may have expired between both commands.
+    fn is_absent(&self) -> bool {
+        self.dump.is_null() || self.ttl_ms == Some(-2)
+    }
+
+    /// Whether a `MIGRATE` that took at most `late_ms` has written this value from the other one.
+    fn is_copy_of(&self, other: &Self, late_ms: u64) -> bool {
+        let is_same_ttl = match (self.ttl_ms, other.ttl_ms) {
+            (Some(one), Some(other)) if one >= 0 && other >= 0 => one.abs_diff(other) <= late_ms,
+            (one, other) => one.is_some() && one == other,
+        };
+        is_same_ttl && self.dump.error().is_none() && self.dump.0 == other.dump.0
+    }
+}
+
 /// Attempt to migrate keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Attempt {
@@ -534,38 +557,49 @@ impl<'m> Mover<'m> {
         if error.starts_with("IOERR") { Err(Obstacle::Refused(text)) } else { Err(Obstacle::Final(text)) }
     }
 
-    /// Migrates keys after `BUSYKEY`: the target has some, although their slot has not moved. If a value is the same, an
-    /// earlier attempt copied it, and the source was not able to remove its own: clients use the source's. Other values
-    /// are never replaced.
+    /// Migrates keys after `BUSYKEY`: the target has some, although their slot has not moved. If a value and its time to
+    /// live are the same, an earlier attempt copied it, and the source was not able to remove its own: clients use the
+    /// source's. Other values are never replaced.
+    ///
+    /// Times to live rather than the times at which keys expire (`PEXPIRETIME`): `MIGRATE` sends the former, and the
+    /// clocks of members differ.
     fn busy(&mut self, source: &str, keys: &[Vec<u8>], survey: &Survey) -> Result<(), Obstacle> {
         let target = self.shift.target.clone();
         for key in keys {
-            let dump = |key: &[u8]| vec![b"DUMP".to_vec(), key.to_vec()];
-            let own = self.members.call_all(source, &[dump(key)]).map_err(|why| self.gone(source, &why))?;
-            if own.iter().all(Answer::is_null) {
+            let own = self.value_at(source, key)?;
+            if own.is_absent() {
                 continue;
             }
-            let asked = self.members.call_all(&target, &[vec![b"ASKING".to_vec()], dump(key)]);
-            let there = asked.map_err(|why| self.gone(&target, &why))?;
-            let is_there = there.last().is_some_and(|dump| !dump.is_null());
-            let is_same = match (own.last(), there.last()) {
-                (Some(own), Some(there)) => own.error().is_none() && own.0 == there.0,
-                _ => false,
-            };
-            if is_there && !is_same {
+            let bytes = own.dump.0.len() as u64;
+            let there = self.value_at(&target, key)?;
+            let is_there = !there.is_absent();
+            if is_there && !there.is_copy_of(&own, migrate_timeout_ms(bytes)) {
                 return Err(Obstacle::Final(format!(
-                    "{} has keys of this slot with other values than {}, which clients use: compare them (CLUSTER \
-                     GETKEYSINSLOT at both), and remove those of {0}, or let redis-cli --cluster fix replace them. \
-                     Until then the slot stays open, and {1} serves its keys",
+                    "{} has keys of this slot with other values or times to live than {}, which clients use: compare \
+                     them (CLUSTER GETKEYSINSLOT at both), and remove those of {0}, or let redis-cli --cluster fix \
+                     replace them. Until then the slot stays open, and {1} serves its keys",
                     self.members.name(&target),
                     self.members.name(source)
                 )));
             }
-            let bytes = own.iter().map(|dump| dump.0.len() as u64).sum();
             let attempt = if is_there { Attempt::Replacing } else { Attempt::Again };
             self.migrate(source, std::slice::from_ref(key), bytes, attempt, survey)?;
         }
         Ok(())
+    }
+
+    /// Reads a key of an open slot at one of its members.
+    fn value_at(&mut self, id: &str, key: &[u8]) -> Result<ValueAt, Obstacle> {
+        // A member that imports the slot executes one command after each `ASKING`. The source ignores it.
+        let commands = [&b"DUMP"[..], b"PTTL"]
+            .into_iter()
+            .flat_map(|name| [vec![b"ASKING".to_vec()], vec![name.to_vec(), key.to_vec()]]);
+        let commands: Vec<Vec<Vec<u8>>> = commands.collect();
+        let answers = self.members.call_all(id, &commands).map_err(|why| self.gone(id, &why))?;
+        let [_, dump, _, ttl]: [Answer; 4] = answers
+            .try_into()
+            .map_err(|_| self.gone(id, "sends another number of replies"))?;
+        Ok(ValueAt { ttl_ms: ttl.number(), dump })
     }
 
     /// Port of the target for `MIGRATE`. `CLUSTER NODES` shows the port for this router's kind of connection, but the
@@ -713,6 +747,22 @@ fn port_in(shards: &Answer, id: &str, which: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_have_the_same_value_and_time_to_live() {
+        let at = |dump: &str, ttl_ms| ValueAt { dump: Answer(dump.as_bytes().to_vec()), ttl_ms };
+        let (value, other) = ("$1\r\nv\r\n", "$1\r\nw\r\n");
+        let is_copy = |one: &ValueAt, other: &ValueAt| one.is_copy_of(other, 3000);
+        assert!(is_copy(&at(value, Some(-1)), &at(value, Some(-1))));
+        assert!(is_copy(&at(value, Some(62_000)), &at(value, Some(60_000))), "the copy was late");
+        assert!(!is_copy(&at(value, Some(64_000)), &at(value, Some(60_000))), "a newer time to live");
+        assert!(!is_copy(&at(value, Some(60_000)), &at(value, Some(-1))));
+        assert!(!is_copy(&at(value, Some(-1)), &at(value, Some(60_000))));
+        assert!(!is_copy(&at(value, Some(-1)), &at(other, Some(-1))));
+        assert!(!is_copy(&at(value, None), &at(value, None)), "refused");
+        let error = "-NOPERM no\r\n";
+        assert!(!is_copy(&at(error, Some(-1)), &at(error, Some(-1))));
+    }
 
     #[test]
     fn the_port_of_a_member_depends_on_tls() {

@@ -337,12 +337,14 @@ fn values_that_only_the_target_has_are_never_replaced() {
         assert_eq!(target.cmd("ASKING"), ok());
         assert_eq!(target.cmd(&format!("SET {key}3 {value}")), ok());
     };
-    set_at_target("other");
-    done(&router, "moves resume 1000009");
-    until("the move has stopped", || moves(&router).iter().all(|shown| shown["id"] == 1_000_009));
-    let ended = json(&router, "moves list")["ended"][0].clone();
-    let activity = ended["activity"].as_str().unwrap_or_default();
-    assert!(ended["state"] == "stopped" && activity.contains("other values"), "{ended}");
+    for (round, value) in ["other", "3 EX 600"].into_iter().enumerate() {
+        set_at_target(value);
+        done(&router, "moves resume 1000009");
+        until("the move has stopped", || moves(&router).iter().all(|shown| shown["id"] == 1_000_009));
+        let ended = json(&router, "moves list")["ended"][round].clone();
+        let activity = ended["activity"].as_str().unwrap_or_default();
+        assert!(ended["state"] == "stopped" && activity.contains("other values"), "{value}: {ended}");
+    }
     let status = json(&router, "status");
     assert!(status["warnings"][0]["what"].as_str().is_some_and(|what| what.contains("left a slot open")), "{status}");
     // Clients use the value of the source.
