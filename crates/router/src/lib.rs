@@ -665,6 +665,14 @@ impl Router {
         moves.iter().map(|m| m.progress()).collect()
     }
 
+    /// Counts slots, keys, and bytes of values that the members of a cluster have moved by an order of this router.
+    pub fn note_moved(&self, slots: u64, keys: u64, bytes: u64) {
+        let mut moved = lock(&self.shared.moved);
+        moved.slots += slots;
+        moved.keys += keys;
+        moved.bytes += bytes;
+    }
+
     /// Records the current waits of clients as a baseline for later moves, whose goals `balanced` and `gentle` limit
     /// the increase. Call it about once a second. Without a baseline, a move first measures for half a second.
     pub fn note_waits(&self) {

@@ -98,6 +98,7 @@ impl Source for ClusterFleet {
 
     fn metrics(&self) -> String {
         let mut page = router_page(&self.running);
+        self.moves.add_metrics(&mut page);
         add_common_metrics(&self.running, &self.status(), &mut page);
         self.configuration.add_metrics(&mut page);
         (self.about_process)(&mut page);

@@ -480,7 +480,10 @@ impl<'m> Mover<'m> {
                 let bytes = sizes[batch.clone()].iter().map(|size| size.unwrap_or(0)).fold(0, u64::saturating_add);
                 self.migrate(source, &keys[batch.clone()], bytes, Attempt::First, survey)?;
                 let count = batch.len() as u64;
-                self.host.note(&mut |report| report.keys_moved += count);
+                self.host.note(&mut |report| {
+                    report.keys_moved += count;
+                    report.bytes_moved = report.bytes_moved.saturating_add(bytes);
+                });
             }
             // Keys that expire are removed by the MIGRATE, so each round makes progress.
             let after = self.keys_left(source, slot).map_err(|why| self.gone(source, &why))?;
@@ -637,6 +640,7 @@ impl<'m> Mover<'m> {
                     self.members.name(&self.shift.source)
                 )));
             }
+            let keys = self.count_keys(&left);
             if !left.is_empty() && self.job(&left, &survey)? == JobEnd::Yielded {
                 yielded += 1;
                 if yielded > ATTEMPTS as u32 {
@@ -648,9 +652,20 @@ impl<'m> Mover<'m> {
             }
             chunks.next();
             let count = chunk.len() as u64;
-            self.host.note(&mut |report| report.slots_done += count);
+            self.host.note(&mut |report| {
+                report.slots_done += count;
+                report.keys_moved += keys;
+            });
         }
         Ok(())
+    }
+
+    /// Number of keys of slots at the source. 0 if it does not reply, because the number is only reported.
+    fn count_keys(&mut self, slots: &[Slot]) -> u64 {
+        let count = |slot: &Slot| vec!["CLUSTER".to_owned(), "COUNTKEYSINSLOT".to_owned(), slot.number().to_string()];
+        let counts: Vec<Vec<String>> = slots.iter().map(count).collect();
+        let answers = self.members.call_all(&self.shift.source, &counts).unwrap_or_default();
+        answers.iter().filter_map(Answer::number).filter_map(|count| u64::try_from(count).ok()).sum()
     }
 
     /// Whether another migration has begun at the same time as this one.

@@ -26,6 +26,8 @@ use crate::admin::{
     AbortRequest, MoveOptionsRequest, MoveReport, MoveRequest, MoveState, MovesReport, OperationError, PlanReport,
     PlannedReport, SteerRequest, Warning, conflict, invalid,
 };
+use crate::metrics::Page;
+use crate::moves::add_state_metrics;
 use crate::nodes::parse_endpoint;
 use crate::operator::{parse_slots, text_of};
 use crate::planner::PlannerConfig;
@@ -69,10 +71,24 @@ struct State {
     /// Moves in their order. The first one runs.
     queue: VecDeque<Queued>,
     ended: VecDeque<MoveReport>,
+    /// Numbers of ended moves since the start, done and stopped early. `ended` has only the last ones.
+    counts: (u64, u64),
     last_id: u64,
     /// Moves that ended early and left a slot open.
     left_open: BTreeMap<u64, String>,
     is_stopping: bool,
+}
+
+impl State {
+    /// Adds a move to the ended ones.
+    fn close(&mut self, report: MoveReport) {
+        let (done, stopped) = &mut self.counts;
+        *(if report.state == MoveState::Done { done } else { stopped }) += 1;
+        self.ended.push_back(report);
+        while self.ended.len() > ENDED {
+            self.ended.pop_front();
+        }
+    }
 }
 
 struct Queued {
@@ -128,13 +144,18 @@ impl Host for Handle<'_> {
 
     fn note(&self, change: &mut dyn FnMut(&mut MoveReport)) {
         let mut state = self.moves.state();
-        if let Some(queued) = state.queue.front_mut().filter(|queued| queued.report.id == self.id) {
-            let before = (queued.report.slots_done, queued.report.keys_moved);
-            change(&mut queued.report);
-            if before != (queued.report.slots_done, queued.report.keys_moved) {
-                queued.progressed = Instant::now();
-            }
+        let Some(queued) = state.queue.front_mut().filter(|queued| queued.report.id == self.id) else { return };
+        let moved = |report: &MoveReport| [report.slots_done, report.keys_moved, report.bytes_moved];
+        let before = moved(&queued.report);
+        change(&mut queued.report);
+        let after = moved(&queued.report);
+        if before == after {
+            return;
         }
+        queued.progressed = Instant::now();
+        drop(state);
+        let [slots, keys, bytes] = std::array::from_fn(|at| after[at].saturating_sub(before[at]));
+        self.moves.running.with(|router| router.note_moved(slots, keys, bytes));
     }
 }
 
@@ -180,6 +201,15 @@ impl ClusterMoves {
     pub(super) fn warnings(&self) -> Vec<Warning> {
         let state = self.state();
         state.left_open.iter().map(|(id, what)| Warning { id: Some(*id), slots: 0, what: what.clone() }).collect()
+    }
+
+    /// Adds metrics of this router's moves. Those of other routers and tools are not counted, because members would
+    /// have to be queried.
+    pub(super) fn add_metrics(&self, page: &mut Page) {
+        let now = Instant::now();
+        let state = self.state();
+        let moves: Vec<MoveReport> = state.queue.iter().map(|queued| queued.shown(now)).collect();
+        add_state_metrics(page, &moves, state.counts, state.left_open.len());
     }
 
     /// All moves of this router, and all others that the members show.
@@ -552,18 +582,15 @@ impl ClusterMoves {
                 state.left_open.insert(id, what);
             }
         }
-        state.ended.push_back(report);
+        state.close(report);
         // Later moves of the same order depend on this one.
         if result.is_err() {
             let others: Vec<Queued> = state.queue.drain(..).collect();
             for other in others {
                 let mut report = other.shown(now);
                 (report.state, report.activity) = (MoveState::Stopped, format!("move {id} ended early"));
-                state.ended.push_back(report);
+                state.close(report);
             }
-        }
-        while state.ended.len() > ENDED {
-            state.ended.pop_front();
         }
         drop(state);
         self.changed.notify_all();

@@ -44,6 +44,7 @@ use self::ended::{ENDED, EndedMove};
 pub(crate) use self::misplaced::MisplacedKeys;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{MoverSettings, Planned, State, Steering};
+pub(crate) use self::report::add_state_metrics;
 #[cfg(not(feature = "research"))]
 use self::unpublished as published;
 pub(crate) use published::source_ops_max;

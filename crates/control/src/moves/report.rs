@@ -19,6 +19,21 @@ fn percent(report: &MoveReport) -> f64 {
     if report.listed { part(report.keys_moved, report.keys_listed).max(slots) } else { slots }
 }
 
+/// Adds the metrics of moves that both kinds of storage have.
+pub(crate) fn add_state_metrics(page: &mut Page, moves: &[MoveReport], (done, stopped): (u64, u64), in_trouble: usize) {
+    let open = |state| moves.iter().filter(|m| m.state == state).count() as f64;
+    page.gauge("moves_running", "Moves in progress", open(MoveState::Running));
+    page.gauge("moves_paused", "Moves paused by an operator", open(MoveState::Paused));
+    page.gauge("moves_aborting", "Moves that end because an operator has aborted them", open(MoveState::Aborting));
+    page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
+    let left = moves.iter().map(|m| m.slots - m.slots_done.min(m.slots)).sum::<u64>();
+    page.gauge("moves_slots_left", "Slots that moves have yet to hand over", left as f64);
+    let help = "Moves that have ended, by how: done, or stopped early";
+    page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
+    let help = "Moves that wait for a lost node, cannot start, or have made no progress for a minute";
+    page.gauge("moves_in_trouble", help, in_trouble as f64);
+}
+
 impl Moves {
     pub(crate) fn report(&self) -> MovesReport {
         self.refresh();
@@ -152,33 +167,20 @@ impl Moves {
     /// Adds metrics of moves, in addition to the router's counters.
     pub(crate) fn add_metrics(&self, page: &mut Page) {
         let report = self.report();
-        let open = |state| report.moves.iter().filter(|m| m.state == state).count() as f64;
-        let sum = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).sum::<u64>() as f64;
         let most = |field: fn(&MoveReport) -> u64| report.moves.iter().map(field).max().unwrap_or(0) as f64;
-        page.gauge("moves_running", "Moves in progress", open(MoveState::Running));
-        page.gauge("moves_paused", "Moves paused by an operator", open(MoveState::Paused));
-        page.gauge("moves_aborting", "Moves that end because an operator has aborted them", open(MoveState::Aborting));
-        page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
-        page.gauge(
-            "moves_slots_left",
-            "Slots that moves have yet to hand over",
-            sum(|m| m.slots - m.slots_done.min(m.slots)),
-        );
+        let ended = {
+            let state = self.state();
+            (state.done, state.stopped)
+        };
+        let warnings = self.warnings();
+        let in_trouble = warnings.iter().filter(|warning| warning.id.is_some()).count();
+        add_state_metrics(page, &report.moves, ended, in_trouble);
         let help = "Longest time that a move in progress has held a command back";
         page.gauge("moves_hold_max_seconds", help, most(|m| m.hold_max_us) / 1e6);
         let help = "Time that a move in progress has held commands back, 99th percentile; maximum over moves";
         page.gauge("moves_hold_p99_seconds", help, most(|m| m.hold_p99_us) / 1e6);
         let help = "Longest time for moving a big key whole, over moves in progress";
         page.gauge("moves_big_key_whole_max_seconds", help, most(|m| m.big_whole_max_us) / 1e6);
-        let (done, stopped) = {
-            let state = self.state();
-            (state.done, state.stopped)
-        };
-        let help = "Moves that have ended, by how: done, or stopped early";
-        page.counters("moves_ended", help, "how", [("done", done as f64), ("stopped", stopped as f64)]);
-        let warnings = self.warnings();
-        let help = "Moves that wait for a lost node, cannot start, or have made no progress for a minute";
-        page.gauge("moves_in_trouble", help, warnings.iter().filter(|warning| warning.id.is_some()).count() as f64);
         let help = "Slots in transit with unusable keys, because a node of their move does not reply";
         page.gauge("moves_lost_slots", help, warnings.iter().map(|warning| warning.slots).sum::<u64>() as f64);
         let help = "1 while the state directory cannot be written, or lacks space for a new move";

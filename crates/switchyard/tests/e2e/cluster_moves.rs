@@ -347,6 +347,10 @@ fn values_that_only_the_target_has_are_never_replaced() {
     }
     let status = json(&router, "status");
     assert!(status["warnings"][0]["what"].as_str().is_some_and(|what| what.contains("left a slot open")), "{status}");
+    let metrics = router.metrics();
+    for line in ["moves_ended_total{how=\"stopped\"} 2", "moves_in_trouble 1"] {
+        assert!(metrics.contains(&format!("switchyard_{line}\n")), "{metrics}");
+    }
     // Clients use the value of the source.
     all_there(&mut client, 9, 20);
     // The same value is a copy that an earlier attempt has left.
@@ -392,6 +396,16 @@ fn a_new_member_gets_slots_with_large_and_expiring_keys() {
         assert!(client.cmd(&format!("PTTL {key}{number}")).int() > 0);
     }
     assert_eq!(client.cmd(&format!("HGETALL {key}hash")).items().len(), 4);
+    let metrics = router.metrics();
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("switchyard_{name} ")));
+        line.and_then(|value| value.parse::<u64>().ok()).unwrap_or_else(|| panic!("{name}: {metrics}"))
+    };
+    assert_eq!((value("moves_running"), value("moves_ended_total{how=\"done\"}")), (0, 1));
+    assert_eq!((value("moves_slots_moved_total"), value("moves_slots_left")), (10, 0));
+    assert!(value("moves_keys_moved_total") >= 202);
+    // The members that migrate slots themselves report no bytes.
+    assert!(members.have_jobs() || value("moves_bytes_moved_total") > 3 << 20);
     // By RESP, too.
     let error = client.cmd(&format!("SWITCHYARD MOVE SLOTS 3 TO {}", members.name(0)));
     assert!(error.error().is_some_and(|error| error.starts_with("NOPERM")), "{error:?}");
