@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn members_of_a_cluster_get_a_part_per_slot() {
-        let topology = three().of_cluster();
+        let topology = three().of_cluster(Vec::new());
         let keys = [&b"{a}1"[..], b"b", b"{a}2", b"c", b"b"];
         let parts = split(&topology, keys.iter().copied());
         assert_eq!(parts.iter().map(|part| part.keys.clone()).collect::<Vec<_>>(), [vec![0, 2], vec![1, 4], vec![3]]);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(common_node(&topology, one.iter().copied()), Some(topology.owner_of(b"a")));
         let of_one_node = Topology::even(&["127.0.0.1:7001".to_owned()]).expect("one node");
         assert_eq!(common_node(&of_one_node, keys.iter().copied()), Some(NodeId(0)));
-        assert_eq!(common_node(&of_one_node.of_cluster(), keys.iter().copied()), None);
+        assert_eq!(common_node(&of_one_node.of_cluster(Vec::new()), keys.iter().copied()), None);
     }
 
     #[test]

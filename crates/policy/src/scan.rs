@@ -666,7 +666,7 @@ mod tests {
 
     #[test]
     fn open_slots_of_a_cluster_cause_another_pass() {
-        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let cluster = Arc::new((*of(3)).clone().of_cluster(Vec::new()));
         let mut scans = Scans::new(Arc::clone(&cluster), NOW, 0);
         let slot = cluster.ranges_of(NodeId(2)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
         let opened = OpenSlot { from: NodeId(2), to: NodeId(0), slot };
@@ -695,7 +695,7 @@ mod tests {
 
     #[test]
     fn a_cursor_of_another_router_restarts_a_scan() {
-        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let cluster = Arc::new((*of(3)).clone().of_cluster(Vec::new()));
         let mut one = Scans::new(Arc::clone(&cluster), NOW, 77);
         let mut other = Scans::new(cluster, NOW, 76);
         let begun = one.begin(NOW);
@@ -708,7 +708,7 @@ mod tests {
 
     #[test]
     fn a_pass_over_a_cluster_never_ends_before_its_members_are_noted() {
-        let cluster = Arc::new((*of(3)).clone().of_cluster());
+        let cluster = Arc::new((*of(3)).clone().of_cluster(Vec::new()));
         let mut scans = Scans::new(Arc::clone(&cluster), NOW, 0);
         let begun = scans.begin(NOW);
         let last = Position { node: NodeId(2), inner: 5, ..begun };

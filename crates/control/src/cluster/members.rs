@@ -39,9 +39,14 @@ impl Members {
         self.places.get(id).map_or_else(|| id.to_owned(), Member::name)
     }
 
+    /// A member with its address for clients.
+    pub(super) fn place(&self, id: &str) -> Option<&Member> {
+        self.places.get(id)
+    }
+
     /// Access to a member, with the credentials that other members need as well.
     pub(super) fn access(&self, id: &str) -> Option<switchyard_router::NodeAccess> {
-        self.places.get(id).map(|member| self.reader.access_of(member))
+        self.place(id).map(|member| self.reader.access_of(member))
     }
 
     /// Whether source and target have `CLUSTER MIGRATESLOTS`.

@@ -606,6 +606,10 @@ impl ClusterMoves {
                 to = members.name(&shift.target),
                 "slots begin to move"
             );
+            // Commands about all keys must reach it before a client is redirected there.
+            if let (Some(target), Some(access)) = (members.place(&shift.target), members.access(&shift.target)) {
+                self.running.with(|router| router.adopt_member(target, access));
+            }
             let result = Mover::new(&mut members, &shift, &Handle { moves: self, id }).run();
             let is_open = result.is_err()
                 && members

@@ -117,7 +117,8 @@ struct Known {
     is_replaced: bool,
     /// Configuration epoch, as last claimed.
     epoch: Option<u64>,
-    /// The address is from a redirect or from another member, and no report contains the member yet.
+    /// The address is from a redirect or from another member, and no report contains the member yet. A slot migrates
+    /// there, so it may have keys.
     is_added: bool,
     /// Further addresses in redirects: the IP address of a member that is reported by its host name, for example.
     places: Vec<(String, u16)>,
@@ -397,7 +398,8 @@ fn built(epoch: u64, known: &BTreeMap<NodeId, Known>, owners: &[NodeId], next_id
             None => ranges.push((*owner, slot..=slot)),
         }
     }
-    Ok(Topology::from_parts(epoch, nodes, ranges, next_id)?.of_cluster())
+    let receivers = known.iter().filter(|(_, known)| known.is_added).map(|(id, _)| *id).collect();
+    Ok(Topology::from_parts(epoch, nodes, ranges, next_id)?.of_cluster(receivers))
 }
 
 #[cfg(test)]
@@ -537,6 +539,7 @@ mod tests {
         let new = NodeId(2);
         assert!(view.add(&member("c", 3), 5) && !view.add(&member("c", 3), 5));
         assert_eq!(view.find(place("10.0.0.1", 3), NodeId(0)), Some(new));
+        assert!(view.topology().nodes_with_keys().contains(&new), "it may have keys of open slots");
         // By its name.
         assert!(view.add(&Member { host: "Host".to_owned(), ..member("c", 3) }, 5));
         assert_eq!(view.find(place("host", 3), NodeId(0)), Some(new));

@@ -74,8 +74,9 @@ pub struct Topology {
     marks: Option<transit::Marks>,
     /// Placement overrides; `None` if there are none.
     overrides: Option<Arc<overrides::PlacementOverrides>>,
-    /// The nodes are members of a cluster, which decides where slots are.
-    is_of_cluster: bool,
+    /// Members of a cluster that own no slots, but may have keys of slots that migrate. `None` if the nodes are no
+    /// members of a cluster, which decides where slots are.
+    receivers: Option<Vec<NodeId>>,
 }
 
 impl Topology {
@@ -138,10 +139,11 @@ impl Topology {
         self.nodes.iter()
     }
 
-    /// Marks the nodes as members of a Redis or Valkey Cluster ([`crate::cluster`]).
+    /// Marks the nodes as members of a Redis or Valkey Cluster ([`crate::cluster`]). `receivers`: members that own no
+    /// slots, but may have keys of slots that migrate to them.
     #[must_use]
-    pub fn of_cluster(self) -> Self {
-        Self { is_of_cluster: true, ..self }
+    pub fn of_cluster(self, receivers: Vec<NodeId>) -> Self {
+        Self { receivers: Some(receivers), ..self }
     }
 
     /// Whether the nodes are members of a cluster. They refuse commands with keys of several slots, and redirect those
@@ -149,7 +151,7 @@ impl Topology {
     #[inline]
     #[must_use]
     pub const fn is_of_cluster(&self) -> bool {
-        self.is_of_cluster
+        self.receivers.is_some()
     }
 
     /// The only node, if no slot is in transit and no key has a placement override. Then every command can be executed
@@ -158,7 +160,7 @@ impl Topology {
     #[must_use]
     pub fn only_node(&self) -> Option<NodeId> {
         match self.nodes.as_slice() {
-            [node] if self.is_settled() && !self.has_overrides() && !self.is_of_cluster => Some(node.id),
+            [node] if self.is_settled() && !self.has_overrides() && !self.is_of_cluster() => Some(node.id),
             _ => None,
         }
     }
@@ -192,8 +194,8 @@ impl Topology {
         self.ranges_in_use().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
-    /// Returns the nodes that may have keys, by id: slot owners, source and target of moves, and nodes with placement
-    /// overrides. Commands about all keys need no other nodes.
+    /// Returns the nodes that may have keys, by id: slot owners, source and target of moves, nodes with placement
+    /// overrides, and members to which slots migrate. Commands about all keys need no other nodes.
     #[must_use]
     pub fn nodes_with_keys(&self) -> Vec<NodeId> {
         let mut keeps = vec![false; self.node_id_bound()];
@@ -201,7 +203,8 @@ impl Topology {
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
         let alone = self.placement_overrides().map(|(_, node)| node);
-        for node in self.in_use().iter().copied().chain(moving).chain(alone) {
+        let receivers = self.receivers.iter().flatten().copied();
+        for node in self.in_use().iter().copied().chain(moving).chain(alone).chain(receivers) {
             if let Some(keeps) = keeps.get_mut(node.index()) {
                 *keeps = true;
             }
@@ -274,5 +277,6 @@ mod tests {
         assert_eq!(keepers(&six.keys_handed_over(&[], [&key], NodeId(5))), [0, 1, 5]);
         let all: Vec<Slot> = Slot::all().filter(|slot| six.owner(*slot) == NodeId(0)).collect();
         assert_eq!(keepers(&six.handed_over(&all, NodeId(1))), [1], "a node that was drained keeps nothing");
+        assert_eq!(keepers(&six.of_cluster(vec![NodeId(4)])), [0, 1, 4], "slots of the cluster migrate there");
     }
 }

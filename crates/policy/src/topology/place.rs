@@ -275,7 +275,7 @@ impl Topology {
     /// Returns the topology of epoch 1, without moves and exceptions.
     fn unmoved(placement: Placement, nodes: Vec<Node>, owners: Box<[NodeId; SLOT_NUMBERS]>) -> Self {
         let next_id = nodes.len() as u32;
-        Self { epoch: 1, placement, nodes, owners, next_id, marks: None, overrides: None, is_of_cluster: false }
+        Self { epoch: 1, placement, nodes, owners, next_id, marks: None, overrides: None, receivers: None }
     }
 
     /// Returns the topology with the stored placement. Must precede the placement overrides.
@@ -376,7 +376,7 @@ impl Topology {
             next_id,
             marks: stored.marks.clone(),
             overrides: stored.overrides.clone(),
-            is_of_cluster: stored.is_of_cluster,
+            receivers: stored.receivers.clone(),
         };
         Ok(Placed { topology, changed, joined, removed })
     }
@@ -444,7 +444,7 @@ impl Topology {
             next_id,
             marks: None,
             overrides: None,
-            is_of_cluster: false,
+            receivers: None,
         })
     }
 }

@@ -413,6 +413,35 @@ fn a_new_member_gets_slots_with_large_and_expiring_keys() {
 }
 
 #[test]
+fn commands_about_all_keys_reach_members_that_get_their_first_slot() {
+    if direct() {
+        return;
+    }
+    let members = Members::start_of(2, 0, 2);
+    let router = members.router("");
+    let mut client = Client::connect(router.address());
+    fill(&mut client, 5, 30_000);
+    done(&router, &format!("move --slots 5 --to {}", members.name(2)));
+    until("the move has ended", || {
+        let count = client.cmd("DBSIZE").int();
+        // Some keys move between the replies of both members; if these migrate the slot themselves, all at once.
+        assert!(members.have_jobs() || count > 29_000, "{count}");
+        moves(&router).is_empty()
+    });
+    // Another tool moves a slot.
+    let key = key_in(0);
+    fill(&mut client, 0, 100);
+    members.settle();
+    members.open(key, 0, 3);
+    members.migrate(0, 3, &(0..40).map(|number| format!("{key}{number}")).collect::<Vec<_>>());
+    assert_eq!(client.cmd(&format!("GET {key}0")), bulk("0"));
+    assert_eq!(client.cmd("DBSIZE"), int(30_100));
+    assert_eq!(client.cmd(&format!("KEYS {key}*")).items().len(), 100);
+    assert_eq!(client.cmd("FLUSHALL"), ok());
+    assert_eq!((members.keys(0, 0), members.keys(3, 0)), (0, 0));
+}
+
+#[test]
 fn the_mover_authenticates_at_the_target() {
     if direct() {
         return;
