@@ -673,6 +673,25 @@ impl<'m> Mover<'m> {
         self.members.survey().is_ok_and(|survey| !self.others(&survey).is_empty())
     }
 
+    /// Cancels the migration of these slots. An error is the reason why it continues: the command would cancel migrations
+    /// of others, too.
+    fn cancel(&mut self, slots: &[Slot]) -> Result<(), String> {
+        let (source, target) = (&self.shift.source, &self.shift.target);
+        let mut survey = Survey::default();
+        self.members.look(source, &mut survey)?;
+        let is_own = |job: &Job| job.target == *target && slots.iter().any(|slot| job.has(*slot));
+        if let Some(other) = survey.other_job_from(source, is_own) {
+            return Err(format!(
+                "cannot be cancelled until the migration of slots from {} on ends, because {} only cancels all its migrations",
+                other.first(),
+                self.members.name(source)
+            ));
+        }
+        // If it fails, the migration has just ended.
+        let _ = self.members.call(source, &["CLUSTER", "CANCELSLOTMIGRATIONS"]);
+        Ok(())
+    }
+
     fn job(&mut self, slots: &[Slot], before: &Survey) -> Result<JobEnd, Stop> {
         let (source, target) = (self.shift.source.clone(), self.shift.target.clone());
         let known: BTreeSet<String> = before.jobs().map(|job| job.name.clone()).collect();
@@ -694,7 +713,8 @@ impl<'m> Mover<'m> {
         // Each of two routers that begin at the same time looks for the other after it has begun.
         let is_rivalled = self.has_rival();
         if is_rivalled {
-            let _ = self.members.call(&source, &["CLUSTER", "CANCELSLOTMIGRATIONS"]);
+            // If both leave the same source, they continue: one command may start several, too.
+            let _ = self.cancel(slots);
         }
         let (mut is_cancelled, mut replied) = (false, Instant::now());
         loop {
@@ -721,11 +741,10 @@ impl<'m> Mover<'m> {
                 self.host.note(&mut |report| report.activity = format!("slots {ranges}: {}", job.state));
                 match self.host.wish() {
                     Wish::Leave => return Err(Stop::Ended),
-                    Wish::End if !is_cancelled => {
-                        // If it fails, the migration has just ended.
-                        let _ = self.members.call(&source, &["CLUSTER", "CANCELSLOTMIGRATIONS"]);
-                        is_cancelled = true;
-                    }
+                    Wish::End if !is_cancelled => match self.cancel(slots) {
+                        Ok(()) => is_cancelled = true,
+                        Err(why) => self.host.note(&mut |report| report.activity = format!("slots {ranges}: {why}")),
+                    },
                     _ => {}
                 }
                 continue;

@@ -462,7 +462,7 @@ impl ClusterMoves {
                 if !dry_run {
                     queued.wish = Wish::End;
                 }
-                "a slot being moved is finished, or a migration of the members is cancelled; slots that have moved stay at the target"
+                "a slot being moved is finished, or a migration of the members is cancelled, unless the source has others; slots that have moved stay at the target"
             }
             SteerRequest::Goal(_) | SteerRequest::MaxRate(_) | SteerRequest::SourceOpsMax(_) => {
                 return Err(invalid(NO_OPTIONS));
@@ -502,6 +502,12 @@ impl ClusterMoves {
                 return Err(conflict("the members continue this migration themselves"));
             }
             let (source, name) = (job.source.clone(), members.name(&job.source));
+            if let Some(other) = survey.other_job_from(&source, |other| other.name == job.name) {
+                return Err(conflict(format!(
+                    "slots from {} on leave {name}, too, and CLUSTER CANCELSLOTMIGRATIONS would cancel both migrations: let one end",
+                    other.first()
+                )));
+            }
             if !is_dry {
                 let answer = members.call(&source, &["CLUSTER", "CANCELSLOTMIGRATIONS"]);
                 let refused = answer.map_or_else(Some, |answer| answer.error());
@@ -509,7 +515,7 @@ impl ClusterMoves {
                     return Err(conflict(format!("{name}: CLUSTER CANCELSLOTMIGRATIONS: {why}")));
                 }
             }
-            let message = format!("all migrations of {name} are cancelled, and their slots stay there");
+            let message = format!("the migration is cancelled, and its slots stay at {name}");
             return Ok(MovesReport { message, ..MovesReport::default() });
         }
         let open = survey.open();

@@ -295,6 +295,13 @@ impl Survey {
         self.jobs.iter().filter(|job| !job.has_ended())
     }
 
+    /// A running migration from a member, other than these. `CLUSTER CANCELSLOTMIGRATIONS` at this member cancels it
+    /// with all others.
+    #[must_use]
+    pub fn other_job_from(&self, source: &str, is_own: impl Fn(&Job) -> bool) -> Option<&Job> {
+        self.running_jobs().find(|job| job.source == source && !is_own(job))
+    }
+
     /// All migrations by `CLUSTER MIGRATESLOTS` that the members still show.
     pub fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.iter()
@@ -580,6 +587,9 @@ mod tests {
         survey.add(view(A, members), [job.clone()]);
         survey.add(view(C, members), []);
         assert_eq!(survey.running_jobs().collect::<Vec<_>>(), [&job]);
+        assert_eq!(survey.other_job_from(A, |job| job.has(slot(7))), None);
+        assert_eq!(survey.other_job_from(A, |job| job.has(slot(8))), Some(&job));
+        assert_eq!(survey.other_job_from(B, |_| false), None, "its target cannot cancel it");
     }
 
     #[test]

@@ -322,6 +322,33 @@ fn an_aborted_move_leaves_no_open_slot() {
 }
 
 #[test]
+fn migrations_of_other_tools_are_not_cancelled() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    if !members.have_jobs() {
+        eprintln!("left out: the server has no CLUSTER MIGRATESLOTS");
+        return;
+    }
+    // Migrations do not end until then.
+    let source = &members.nodes[0];
+    assert_eq!(source.cmd("DEBUG SLOTMIGRATION PREVENT-PAUSE 1"), ok());
+    let router = members.router("");
+    done(&router, &format!("move --slots 0-3 --to {}", members.name(1)));
+    until("the slots migrate", || members.is_moving());
+    assert_eq!(source.cmd(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE 10 12 NODE {}", members.ids[2])), ok());
+    done(&router, "moves abort 1");
+    let activity = || moves(&router).first().map(|own| own["activity"].as_str().unwrap_or_default().to_owned());
+    until("the move waits", || activity().is_some_and(|text| text.contains("cannot be cancelled")));
+    let error = refused(&router, "moves abort 2000010");
+    assert!(error.contains("would cancel both"), "{error}");
+    assert_eq!(source.cmd("DEBUG SLOTMIGRATION PREVENT-PAUSE 0"), ok());
+    until("both have ended", || moves(&router).is_empty() && !members.is_moving());
+    assert_eq!(members.owner(key_in(10)), 2);
+}
+
+#[test]
 fn values_that_only_the_target_has_are_never_replaced() {
     if direct() {
         return;
