@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::cluster::Member;
-use switchyard_policy::cluster::reshard::{Job, Nodes, Survey};
+use switchyard_policy::cluster::reshard::{Job, Survey};
+use switchyard_policy::cluster::{Member, Nodes};
 use switchyard_policy::topology::{Node, NodeId};
 use switchyard_policy::topology::{Slot, Topology};
 

@@ -5,7 +5,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::topology::{SLOT_COUNT, Slot};
+use super::nodes::{Mark, Nodes};
+use crate::topology::Slot;
 
 /// A member in the reply of another member.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -32,44 +33,26 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Parses a reply. `None` if it does not have the member's own line, if a field of this line is invalid, or if it has
-    /// more slots than a cluster.
+    /// Parses a reply. `None` if it has another form.
     #[must_use]
     pub fn of(reply: &str) -> Option<Self> {
-        let is_own = |line: &&str| line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|f| f == "myself"));
-        let line = reply.lines().find(is_own)?;
-        let peer = |id: &str| Peer { id: id.to_owned(), place: place_of(reply, id) };
-        let has_slots = |line: &&str| line.split(' ').skip(8).any(|field| !field.is_empty() && !field.starts_with('['));
-        let others = reply.lines().filter(|line| !is_own(line)).filter(has_slots);
-        let others = others.filter_map(|line| line.split(' ').next()).map(peer).collect();
-        let epoch = line.split(' ').nth(6)?.parse().ok()?;
-        let mut claims = Self { epoch, others, ..Self::default() };
-        for field in line.split(' ').skip(8).filter(|field| !field.is_empty()) {
-            if let Some(open) = field.strip_prefix('[').and_then(|field| field.strip_suffix(']')) {
-                if let Some((slot, id)) = open.split_once("->-") {
-                    claims.migrating.push((slot_of(slot)?, peer(id)));
-                } else if let Some((slot, id)) = open.split_once("-<-") {
-                    claims.importing.push((slot_of(slot)?, peer(id)));
-                }
-                continue;
+        let nodes = Nodes::parse(reply)?;
+        let own = nodes.lines.get(&nodes.me)?;
+        let peer = |id: &str| {
+            let place = nodes.address(id).filter(|(host, port)| !host.is_empty() && *port > 0);
+            Peer { id: id.to_owned(), place: place.map(|(host, port)| (host.to_owned(), port)) }
+        };
+        let others = nodes.lines.iter().filter(|(id, line)| **id != nodes.me && !line.slots.is_empty());
+        let others = others.map(|(id, _)| peer(id)).collect();
+        let mut claims = Self { epoch: own.epoch, slots: own.slots.clone(), others, ..Self::default() };
+        for (slot, mark) in &nodes.marks {
+            match mark {
+                Mark::Migrating(target) => claims.migrating.push((*slot, peer(target))),
+                Mark::Importing(source) => claims.importing.push((*slot, peer(source))),
             }
-            let (first, last) = field.split_once('-').unwrap_or((field, field));
-            claims.slots.push(slot_of(first)?.number()..=slot_of(last)?.number());
         }
-        (claims.slots.iter().map(ExactSizeIterator::len).sum::<usize>() <= SLOT_COUNT).then_some(claims)
+        Some(claims)
     }
-}
-
-fn slot_of(text: &str) -> Option<Slot> {
-    text.parse::<u16>().ok().filter(|slot| usize::from(*slot) < SLOT_COUNT).and_then(Slot::new)
-}
-
-/// Address of the member with this id: `IP:PORT@BUS-PORT,HOST-NAME`.
-fn place_of(reply: &str, id: &str) -> Option<(String, u16)> {
-    let line = reply.lines().find(|line| line.split(' ').next() == Some(id))?;
-    let (host, port) = line.split(' ').nth(1)?.split(['@', ',']).next()?.rsplit_once(':')?;
-    let port = port.parse().ok().filter(|port| *port > 0)?;
-    (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
 #[cfg(test)]
@@ -93,15 +76,5 @@ mod tests {
         assert_eq!(Claims::of(reply), Some(claims));
         let none = Claims { epoch: 4, ..Claims::default() };
         assert_eq!(Claims::of("aa a:1@2 myself,slave bb 0 0 4 connected\r\n"), Some(none));
-        for bad in [
-            "",
-            "bb a:1@2 master - 0 0 3 connected 0-5\n",
-            "aa a:1@2 myself,master - 0 0 3 connected 0-16384\n",
-            "aa a:1@2 myself,master - 0 0 x connected 0-5\n",
-            "aa a:1@2 myself,master - 0 0\n",
-            "aa a:1@2 myself,master - 0 0 3 connected 0-16383 0-1\n",
-        ] {
-            assert_eq!(Claims::of(bad), None, "{bad}");
-        }
     }
 }

@@ -8,10 +8,12 @@
 //! step by step, while this map follows the replies of others and may be replaced as a whole.
 
 mod claims;
+mod nodes;
 mod redirect;
 pub mod reshard;
 mod view;
 
 pub use claims::{Claims, Peer};
+pub use nodes::Nodes;
 pub use redirect::{Place, Redirect};
 pub use view::{Adopted, Member, OpenSlot, Shard, View, ViewError};
