@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::cluster_storage::Members;
+use crate::cluster_storage::{Members, introduce};
 use crate::movectl::{done, json, refused, run_cli};
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, Value, bulk, direct, encode, int, ok, ports, until};
@@ -59,16 +59,10 @@ impl Members {
         let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
         let node = Node::start(&NodeOptions::args(&args));
         let address = node.address();
-        assert_eq!(self.nodes[0].cmd(&format!("CLUSTER MEET {} {} {bus}", address.ip(), address.port())), ok());
         self.ids.push(node.cmd("CLUSTER MYID").text());
         self.nodes.push(node);
-        let known = format!("cluster_known_nodes:{}\r", self.nodes.len());
-        until("the members know the new one", || {
-            self.nodes.iter().all(|node| {
-                let info = node.cmd("CLUSTER INFO").text();
-                info.contains(&known) && info.contains("cluster_state:ok")
-            })
-        });
+        let meet = format!("CLUSTER MEET {} {} {bus}", address.ip(), address.port());
+        introduce(&self.nodes, || assert_eq!(self.nodes[0].cmd(&meet), ok()));
         self.nodes.len() - 1
     }
 
