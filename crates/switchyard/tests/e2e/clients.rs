@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::cluster_storage::Members;
 use crate::support::certificates::Authority;
 use crate::support::process::{on_path, tied};
-use crate::support::{RouterOptions, Site, SiteOptions, encode, int, ok, ports};
+use crate::support::{RouterOptions, Site, SiteOptions, direct, encode, int, ok, ports};
 use crate::users::{UsersFile, hash};
 
 pub(crate) fn programs() -> PathBuf {
@@ -213,21 +214,91 @@ fn cluster() -> Option<Site> {
     Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--cluster"])))
 }
 
-#[test]
-fn go_redis() {
-    if !wanted(&[("go", "golang-go")]) {
-        return;
-    }
+/// Folder of our Go program, `client-check`.
+fn go_program() -> PathBuf {
     let source = programs().join("go");
     let all: Vec<u8> = ["go.mod", "go.sum", "main.go", "cluster.go", "fresh.go", "secured.go"]
         .iter()
         .flat_map(|f| std::fs::read(source.join(f)).expect("a source"))
         .collect();
-    let built = prepared("go", &all, |dir| {
+    prepared("go", &all, |dir| {
         let mut build = Command::new("go");
         build.args(["build", "-buildvcs=false", "-mod=readonly", "-o"]).arg(dir.join("client-check")).arg(".");
         run("go build", build.current_dir(&source));
+    })
+}
+
+/// Path of a JavaScript program, next to its packages.
+fn js_program(name: &str) -> PathBuf {
+    let source = programs().join("js");
+    let lock = std::fs::read(source.join("package-lock.json")).expect("package-lock.json");
+    let installed = prepared("js", &lock, |dir| {
+        for file in ["package.json", "package-lock.json", ".npmrc"] {
+            std::fs::copy(source.join(file), dir.join(file)).expect("a copy");
+        }
+        run("npm ci", Command::new("npm").args(["ci", "--ignore-scripts"]).current_dir(dir));
     });
+    // The program loads packages from its own folder. Renamed, because another test may read it.
+    let fresh = tempfile::NamedTempFile::new_in(&installed).expect("a file");
+    std::fs::copy(source.join(name), fresh.path()).expect("a copy");
+    let program = installed.join(name);
+    fresh.persist(&program).expect("renamed");
+    program
+}
+
+/// Command that runs our Java program.
+fn java_program() -> Command {
+    let source = programs().join("java");
+    let pom = std::fs::read(source.join("pom.xml")).expect("pom.xml");
+    let jars = prepared("java", &pom, |dir| {
+        let mut maven = Command::new("mvn");
+        maven.args(["-q", "-B", "-f"]).arg(source.join("pom.xml"));
+        maven.arg("org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies");
+        run("mvn dependency:copy-dependencies", maven.arg(format!("-DoutputDirectory={}", dir.display())));
+    });
+    let mut command = tied("java");
+    command.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java"));
+    command
+}
+
+/// The programs for one address, in front of members of a cluster.
+#[test]
+fn plain_clients_work_in_front_of_a_cluster() {
+    let tools = [
+        ("python3", "python3 python3-venv"),
+        ("go", "golang-go"),
+        ("node", "nodejs"),
+        ("npm", "npm"),
+        ("java", "default-jdk-headless"),
+        ("mvn", "maven"),
+    ];
+    if direct() || !wanted(&tools) {
+        return;
+    }
+    let members = Members::start(3);
+    let router = members.router("");
+    let (source, packages) = python();
+    let mut of_python = tied("python3");
+    of_python.arg("-B").arg(source.join("check.py")).env("PYTHONPATH", packages);
+    let mut of_js = tied("node");
+    of_js.arg(js_program("check.mjs"));
+    for (name, mut check) in [
+        ("redis-py", of_python),
+        ("go-redis", tied(go_program().join("client-check"))),
+        ("node-redis and ioredis", of_js),
+        ("Jedis", java_program()),
+    ] {
+        check.arg(router.address().to_string()).env("SINGLE_DATABASE", "1");
+        assert_checks_ok(name, &run(name, &mut check));
+    }
+}
+
+#[test]
+fn go_redis() {
+    if !wanted(&[("go", "golang-go")]) {
+        return;
+    }
+    let built = go_program();
     let site = Site::new(3);
     assert_checks_ok("go-redis", &run("go-redis", tied(built.join("client-check")).arg(site.address().to_string())));
     if let Some(secured) = SecuredRouter::new() {
@@ -256,27 +327,17 @@ fn node_redis_and_ioredis() {
     if !wanted(&[("node", "nodejs"), ("npm", "npm")]) {
         return;
     }
-    let source = programs().join("js");
-    let lock = std::fs::read(source.join("package-lock.json")).expect("package-lock.json");
-    let installed = prepared("js", &lock, |dir| {
-        for file in ["package.json", "package-lock.json", ".npmrc"] {
-            std::fs::copy(source.join(file), dir.join(file)).expect("a copy");
-        }
-        run("npm ci", Command::new("npm").args(["ci", "--ignore-scripts"]).current_dir(dir));
-    });
-    // The program loads packages from its own folder.
-    std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
     let site = Site::new(3);
+    let mut check = tied("node");
     assert_checks_ok(
         "node-redis and ioredis",
-        &run("node", tied("node").arg(installed.join("check.mjs")).arg(site.address().to_string())),
+        &run("node", check.arg(js_program("check.mjs")).arg(site.address().to_string())),
     );
     if let Some(site) = cluster() {
-        std::fs::copy(source.join("cluster.mjs"), installed.join("cluster.mjs")).expect("a copy");
         let mut check = tied("node");
         assert_checks_ok(
             "cluster clients of Node.js",
-            &run("node", check.arg(installed.join("cluster.mjs")).arg(site.address().to_string())),
+            &run("node", check.arg(js_program("cluster.mjs")).arg(site.address().to_string())),
         );
     }
 }
@@ -286,19 +347,11 @@ fn jedis() {
     if !wanted(&[("java", "default-jdk-headless"), ("mvn", "maven")]) {
         return;
     }
-    let source = programs().join("java");
-    let pom = std::fs::read(source.join("pom.xml")).expect("pom.xml");
-    let jars = prepared("java", &pom, |dir| {
-        let mut maven = Command::new("mvn");
-        maven.args(["-q", "-B", "-f"]).arg(source.join("pom.xml"));
-        maven.arg("org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies");
-        run("mvn dependency:copy-dependencies", maven.arg(format!("-DoutputDirectory={}", dir.display())));
-    });
     let site = Site::new(3);
     let cluster = RouterOptions::config("[cluster]\nemulate = true\n");
     let cluster = Site::router_only(3, &SiteOptions { router: cluster, ..SiteOptions::default() });
-    let mut check = tied("java");
-    check.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java")).arg(site.address().to_string());
+    let mut check = java_program();
+    check.arg(site.address().to_string());
     check.args(cluster.iter().map(|site| site.address().to_string()));
     assert_checks_ok("Jedis", &run("java", &mut check));
 }
