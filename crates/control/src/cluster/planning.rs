@@ -28,9 +28,9 @@ const BETWEEN: Duration = Duration::from_secs(1);
 /// Interval of plans in the mode `act`.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
-/// Minimum time for which a member must be over its limit before the planner acts. A migration costs more than a move
-/// between standalone nodes, because the servers serve nothing while they send keys.
-const WINDOW_MIN: Duration = Duration::from_secs(60);
+/// Time for which a member must be over its limit before the planner acts, by default. A migration costs more than a
+/// move between standalone nodes, because the servers serve nothing while they send keys.
+const WINDOW: Duration = Duration::from_secs(60);
 
 /// Number of slots of a member that are considered, the busiest first.
 const SLOTS: usize = 1024;
@@ -181,7 +181,7 @@ impl ClusterMoves {
         };
         let shifts = solved.shifts();
         let sources: Vec<String> = shifts.iter().map(|shift| shift.source.clone()).collect();
-        let lasting = evidence.add(Instant::now(), sources, config.window.max(WINDOW_MIN));
+        let lasting = evidence.add(Instant::now(), sources, config.window.unwrap_or(WINDOW));
         if lasting.is_empty() {
             return;
         }

@@ -111,8 +111,8 @@ pub struct PlannerConfig {
     pub policy: Policy,
     /// Interval between planning steps.
     pub interval: Duration,
-    /// Time for which a node must exceed its limit.
-    pub window: Duration,
+    /// Time for which a node must exceed its limit. `None`: 3 s, and longer for members of a cluster.
+    pub window: Option<Duration>,
     /// Part of each limit that is kept free, in percent.
     pub headroom: usize,
     /// Requests per second below which a node is never relieved. `None`: [`Knobs::LEAST`].
@@ -129,12 +129,19 @@ impl Default for PlannerConfig {
             mode: Mode::Observe,
             policy: Policy::Switchyard,
             interval: Duration::from_secs(1),
-            window: Duration::from_secs(3),
+            window: None,
             headroom: 10,
             least: None,
             keys_per_minute: 600,
             bytes_per_hour: 10 << 30,
         }
+    }
+}
+
+impl PlannerConfig {
+    /// Time for which a standalone node must exceed its limit.
+    fn window(&self) -> Duration {
+        self.window.unwrap_or(Duration::from_secs(3))
     }
 }
 
@@ -352,7 +359,7 @@ impl Planner {
         let nodes: BTreeMap<NodeId, f64> = topology.nodes().map(|node| (node.id, load_of(load, node.id))).collect();
         let mean = nodes.values().sum::<f64>() / nodes.len().max(1) as f64;
         inner.seen.push_back(LoadSample { at: now, epoch: topology.epoch(), nodes });
-        let kept = inner.config.window.max(LOAD_AGE_MAX);
+        let kept = inner.config.window().max(LOAD_AGE_MAX);
         // Keep an additional load, so that they span the whole window.
         while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= kept) {
             inner.seen.pop_front();
@@ -386,7 +393,7 @@ impl Planner {
         inner.forget(now);
         let (knobs, cold) = (inner.knobs(now), inner.cold_now(now));
         let decisions = |node: NodeId| inner.relieved.iter().filter(|(_, nodes)| nodes.contains(&node)).count();
-        let looks = LoadHistory { seen: &inner.seen, window: inner.config.window, decisions: &decisions };
+        let looks = LoadHistory { seen: &inner.seen, window: inner.config.window(), decisions: &decisions };
         let mut problem = problem::problem(topology, load, &looks, around, &cold, knobs);
         let rests = |node: &&mut Node| inner.refused.get(&node.id).is_some_and(|(until, _)| now < *until);
         for node in problem.nodes.iter_mut().filter(|node| node.state == State::Ready).filter(rests) {
@@ -450,7 +457,7 @@ impl Planner {
         problem: &Problem,
         is_open: impl Fn(MoveId) -> bool,
     ) -> Option<(u64, Plan)> {
-        let settled_at = now + inner.config.window + inner.config.interval;
+        let settled_at = now + inner.config.window() + inner.config.interval;
         let mut next = None;
         for mut change in std::mem::take(&mut inner.in_progress) {
             match &change.stage {

@@ -615,8 +615,9 @@ keys! {
         "Policy: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-ffd, makris-safe.";
     "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,
         "Interval between evaluations of the load.";
-    "window" Reload [] time(Duration::from_millis(500)..=HOUR) planner.window,
-        "Time that a node must be over its limit before the planner acts. Shorter peaks are ignored.";
+    "window" Reload [] optional_time(Duration::from_millis(500)..=HOUR) planner.window = "\"3s\"",
+        "Time that a node must be over its limit before the planner acts. Shorter peaks are ignored. Without it, 3s, and 1m in front of a cluster, where \
+         a move costs more.";
     "headroom" Reload ["margin"] count(1..=80) planner.headroom,
         "Percentage of a node's capacity that is kept free. Without a capacity, the percentage above its even share.";
     "min-requests" Reload ["threshold"] optional_count(0..=100_000_000) planner.least = "1000",

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use crate::cluster_storage::{Members, introduce};
+use crate::cluster_upgrade::Ends;
 use crate::movectl::{done, json, refused, run_cli};
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, Value, bulk, direct, encode, int, ok, ports, until};
@@ -550,4 +551,33 @@ fn a_plan_relieves_a_busy_member() {
     assert_eq!(balanced.code, 0, "{}{}", balanced.out, balanced.err);
     assert!((0..50).any(|slot| members.owner(key_in(slot)) != 0));
     assert!(!members.is_moving());
+}
+
+#[test]
+fn the_planner_relieves_a_busy_member_by_itself() {
+    if direct() {
+        return;
+    }
+    let members = Members::start(3);
+    members.nodes.iter().for_each(|node| drop(node.cmd("CONFIG SET cluster-slot-stats-enabled yes")));
+    let router = members.router("[planner]\nmode = \"act\"\nmin-requests = 10\nwindow = \"5s\"\n");
+    let is_over = &AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        let ends = Ends(is_over);
+        let load = scope.spawn(|| {
+            let (mut client, mut count) = (Client::connect(router.address()), 0);
+            let keys: Vec<&str> = (0..50).map(key_in).collect();
+            while !is_over.load(Ordering::Relaxed) {
+                count += 1;
+                keys.iter().for_each(|key| client.post(&format!("INCR {key}")));
+                keys.iter().for_each(|key| assert_eq!(client.reply(), int(count), "{key}"));
+            }
+        });
+        let ended = until("slots have moved", || json(&router, "moves list")["ended"].as_array()?.first().cloned());
+        drop(ends);
+        load.join().expect("every reply");
+        ended
+    });
+    assert_eq!((&ended["state"], &ended["from"]), (&Json::from("done"), &Json::from(members.name(0))), "{ended}");
+    assert!((0..50).any(|slot| members.owner(key_in(slot)) != 0));
 }

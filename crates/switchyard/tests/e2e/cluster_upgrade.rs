@@ -44,7 +44,7 @@ impl Drop for Successor {
 }
 
 /// Ends the clients of a test, also after a failed assertion.
-struct Ends<'a>(&'a AtomicBool);
+pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
