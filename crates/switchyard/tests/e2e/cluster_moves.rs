@@ -17,7 +17,7 @@ use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, Value, bulk, direct, encode, int, ok, ports, until};
 
 /// Text before the number of a key, whose hash tag is in this slot.
-fn key_in(wanted: u16) -> &'static str {
+pub(crate) fn key_in(wanted: u16) -> &'static str {
     static TAGS: OnceLock<BTreeMap<u16, String>> = OnceLock::new();
     let all = || {
         let mut tags = BTreeMap::new();
@@ -31,7 +31,7 @@ fn key_in(wanted: u16) -> &'static str {
 }
 
 /// Writes this many keys to a slot. The value of each is its number.
-fn fill(client: &mut Client, slot: u16, count: usize) {
+pub(crate) fn fill(client: &mut Client, slot: u16, count: usize) {
     let key = key_in(slot);
     let mut bytes = Vec::new();
     (0..count).for_each(|number| bytes.extend(encode(&["SET", &format!("{key}{number}"), &number.to_string()])));
@@ -39,7 +39,7 @@ fn fill(client: &mut Client, slot: u16, count: usize) {
 }
 
 #[track_caller]
-fn all_there(client: &mut Client, slot: u16, count: usize) {
+pub(crate) fn all_there(client: &mut Client, slot: u16, count: usize) {
     let key = key_in(slot);
     let mut bytes = Vec::new();
     (0..count).for_each(|number| bytes.extend(encode(&["GET", &format!("{key}{number}")])));

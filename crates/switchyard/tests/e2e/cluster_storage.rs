@@ -11,6 +11,12 @@ use crate::movectl_history::Recording;
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports, until};
 
+/// Port of a node for TLS, if it has one.
+pub(crate) fn tls_port(node: &Node) -> Option<u16> {
+    let setting = node.cmd("CONFIG GET tls-port");
+    setting.items().get(1).and_then(|port| port.text().parse().ok()).filter(|port| *port > 0)
+}
+
 /// Waits until all members know each other. `meet` sends CLUSTER MEET, again after some seconds: a member forgets
 /// a handshake after the node timeout, which a busy machine can exceed.
 pub(crate) fn introduce(nodes: &[Node], meet: impl Fn()) {
@@ -46,21 +52,33 @@ impl Members {
 
     /// `fresh`: number of primaries without slots, after all others.
     pub(crate) fn start_of(primaries: usize, replicas: usize, fresh: usize) -> Members {
+        Self::start_each(primaries, replicas, fresh, &Vec::new)
+    }
+
+    /// `more`: further arguments of each member.
+    pub(crate) fn start_each(
+        primaries: usize,
+        replicas: usize,
+        fresh: usize,
+        more: &(dyn Fn() -> Vec<String> + Sync),
+    ) -> Members {
         let count = primaries + replicas + fresh;
         let start = || {
             let bus = ports::free().to_string();
             // Without it, a member that loses its last slot becomes a replica.
             let stays = ["--cluster-allow-replica-migration", "no"];
             let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
-            let args = [&args[..], &stays].concat();
-            (Node::start(&NodeOptions::args(&args)), bus)
+            let mut options = NodeOptions::args(&[&args[..], &stays].concat());
+            options.args.extend(more());
+            (Node::start(&options), bus)
         };
         let started: Vec<(Node, String)> = std::thread::scope(|scope| {
             let starts: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
             starts.into_iter().map(|start| start.join().expect("a member")).collect()
         });
         let (first, bus) = (started[0].0.address(), started[0].1.clone());
-        let meet = format!("CLUSTER MEET {} {} {bus}", first.ip(), first.port());
+        let port = tls_port(&started[0].0).unwrap_or(first.port());
+        let meet = format!("CLUSTER MEET {} {port} {bus}", first.ip());
         for (number, (node, _)) in started.iter().enumerate() {
             node.cmd(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
             if number < primaries {

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::cluster_moves::{all_there, fill, key_in};
+use crate::cluster_storage::{Members, tls_port};
+use crate::movectl::done;
 use crate::support::certificates::{Authority, Pair, TlsClient};
 use crate::support::client::TIMEOUT;
 use crate::support::{
@@ -209,16 +212,50 @@ fn new_certificates_take_effect_without_closing_connections() {
     }
 }
 
-/// Starts a node with a TLS port in addition to its plain port.
-pub(crate) fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
-    let port = ports::free();
+/// Arguments of a node for a TLS port in addition to its plain port.
+fn secure_args(port: u16, pair: &Pair, authority: &Authority, more: &[&str]) -> Vec<String> {
     let mut args: Vec<String> = ["--tls-port", &port.to_string()].map(str::to_owned).to_vec();
     let text = |path: &std::path::Path| path.display().to_string();
     args.extend(["--tls-cert-file".to_owned(), text(&pair.certificate), "--tls-key-file".to_owned(), text(&pair.key)]);
     args.extend(["--tls-ca-cert-file".to_owned(), text(&authority.file())]);
     args.extend(more.iter().map(|&arg| arg.to_owned()));
+    args
+}
+
+/// Starts a node with a TLS port in addition to its plain port.
+pub(crate) fn secure_node(pair: &Pair, authority: &Authority, more: &[&str]) -> (Node, SocketAddr) {
+    let port = ports::free();
+    let args = secure_args(port, pair, authority, more);
     let node = Node::start(&NodeOptions { args, ..NodeOptions::default() });
     (node, (Ipv4Addr::LOCALHOST, port).into())
+}
+
+/// Members of a cluster that use TLS for the router, for each other, and for the keys of a slot.
+#[test]
+fn slots_move_between_members_over_tls() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("member", &["127.0.0.1"]);
+    let own = authority.sign("router", &["switchyard"]);
+    let more = ["--tls-auth-clients", "yes", "--tls-cluster", "yes", "--tls-replication", "yes"];
+    let members = Members::start_each(2, 0, 0, &|| secure_args(ports::free(), &pair, &authority, &more));
+    let config = format!(
+        "[nodes]\ntls = true\ntls-ca-file = {:?}\ntls-cert-file = {:?}\ntls-key-file = {:?}\n",
+        authority.file(),
+        own.certificate,
+        own.key
+    );
+    let seed = (Ipv4Addr::LOCALHOST, tls_port(&members.nodes[0]).expect("a port")).into();
+    let router = Router::start(&[seed], &RouterOptions { is_cluster: true, ..RouterOptions::config(config) });
+    let mut client = Client::connect(router.address());
+    fill(&mut client, 0, 200);
+    for target in [1, 0] {
+        done(&router, &format!("move --slots 0-1 --to {} --wait", members.ids[target]));
+        assert_eq!(members.owner(key_in(0)), target);
+        all_there(&mut client, 0, 200);
+    }
 }
 
 #[test]
