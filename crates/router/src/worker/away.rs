@@ -7,7 +7,7 @@ use switchyard_resp::request::Args;
 use super::command::{Call, KeyedCommand, with_parsed_command, writes};
 use super::keyed::CommandHooks;
 use super::turn::Turn;
-use super::upstreams::pending::MARK;
+use super::upstreams::pending::{MARK, MEMBER_MARK};
 use crate::shared::RoutingSnapshot;
 
 fn note_command(routing: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
@@ -51,7 +51,7 @@ impl CommandHooks {
         match keyed.call {
             Call::Found(command, args) => note(command, args),
             // Changes no keys.
-            Call::Bytes(MARK) => {}
+            Call::Bytes(MARK | MEMBER_MARK) => {}
             Call::Bytes(request) => {
                 if with_parsed_command(&routing, request, note).is_none() {
                     routing.moves.away.iter().for_each(|away| away.note_any());

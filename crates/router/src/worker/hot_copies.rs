@@ -30,7 +30,7 @@ use super::tracking::Tracked;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use super::upstreams::link::{Phase, UNSENT_HIGH};
-use super::upstreams::pending::{MARK, Pending, Purpose};
+use super::upstreams::pending::{MARK, MEMBER_MARK, Pending, Purpose};
 use crate::hot_copies::Published;
 use crate::lane::Lane;
 use crate::settings::{Reads, Reports};
@@ -513,7 +513,7 @@ impl CommandHooks {
             Call::Found(command, _) if !may_write(command) => {}
             Call::Found(command, args) => self.gates_of(turn, keyed.node, command, args, &mut found),
             // Changes no keys. Otherwise every WAIT would invalidate all copies of the node.
-            Call::Bytes(MARK) => {}
+            Call::Bytes(MARK | MEMBER_MARK) => {}
             Call::Bytes(request) => {
                 let routing = turn.routing().clone();
                 let known = with_parsed_command(&routing, request, |command, args| {

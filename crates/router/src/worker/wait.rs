@@ -5,7 +5,8 @@
 //! up all other clients; on a connection without writes, the answer would always be positive, which is false. So a
 //! connection of the blocking pool first makes a write of its own that changes nothing, `SWAPDB 0 0`: it is propagated
 //! to replicas and to the append-only file, and the client's writes, which have been answered before, are older than
-//! it. Redis up to 7 would accept any command for this; Valkey only a propagated one.
+//! it. Redis up to 7 would accept any command for this; Valkey only a propagated one. Members of a cluster refuse
+//! `SWAPDB`, and get `FUNCTION RESTORE` of no libraries.
 //!
 //! Several nodes: each that the client has written to is queried, one at a time, with the time that remains; the reply
 //! is the minimum. One at a time, because a client that held one connection while it waited for another could wait in a
@@ -34,7 +35,7 @@ use super::transactions::session::Session;
 use super::turn::Turn;
 use super::upstreams::Link;
 use super::upstreams::kind::Waited;
-use super::upstreams::pending::{MARK, Pending, Purpose};
+use super::upstreams::pending::{MARK, MEMBER_MARK, Pending, Purpose};
 use crate::lane::Lane;
 use crate::reigns::bit_of;
 use crate::slab::Handle;
@@ -95,12 +96,10 @@ pub(super) fn on_wait(
         return;
     }
     if let Some(why) = refused {
+        let mark = if turn.routing().topology.is_of_cluster() { "FUNCTION RESTORE" } else { "SWAPDB 0 0" };
+        let text = format!("ERR the node refuses {mark}, without which the reply to WAIT would be wrong: ");
         let mut out = Vec::new();
-        encode::line(
-            &mut out,
-            b'-',
-            &[b"ERR the node refuses SWAPDB 0 0, without which the reply to WAIT would be wrong: ", &why[..]].concat(),
-        );
+        encode::line(&mut out, b'-', &[text.as_bytes(), &why[..]].concat());
         end_waiting(turn, down, handle, &out);
         return;
     }
@@ -232,7 +231,8 @@ fn query_next(cx: &mut Context, handle: Handle) {
     }
     encode::bulk(&mut request, timeout.as_bytes());
     let (seq, class) = (wait.seq, wait.class);
-    push_exclusive(cx, handle, link, Call::Bytes(MARK), MARK, class, Some(seq));
+    let mark = if cx.turn.routing().topology.is_of_cluster() { MEMBER_MARK } else { MARK };
+    push_exclusive(cx, handle, link, Call::Bytes(mark), mark, class, Some(seq));
     if let Some(pending) = cx.up.get_mut(link).and_then(Link::last_mut) {
         *pending = Pending { who: Handle::NONE, seq: 1, purpose: Purpose::Queued, ..*pending };
     }

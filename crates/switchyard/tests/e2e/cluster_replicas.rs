@@ -285,3 +285,25 @@ fn reads_are_right_during_reshards_and_failovers() {
     assert!(at_replicas > 0, "no replica was read");
     assert_eq!(Client::connect(address).cmd("EXISTS {h0}a {h1}b {h2}c"), int(3));
 }
+
+#[test]
+fn wait_counts_the_replicas_of_the_owner() {
+    if direct() {
+        return;
+    }
+    let members = Members::start_with(2, 1);
+    let router = members.router("");
+    let key = ["a", "b", "c", "d"].into_iter().find(|key| members.owner(key) == 0).expect("a key");
+    let replica = &members.nodes[2];
+    let mut client = Client::connect(router.address());
+    assert_eq!((client.cmd(&format!("SET {key} 1")), client.cmd("WAIT 1 0")), (ok(), int(1)));
+    replica.freeze();
+    // Each connection for WAIT writes something itself: without that, it would confirm a write that it has not made.
+    for _ in 0..2 {
+        let mut client = Client::connect(router.address());
+        assert_eq!((client.cmd(&format!("SET {key} 2")), client.cmd("WAIT 1 100")), (ok(), int(0)));
+    }
+    replica.thaw();
+    assert_eq!((client.cmd(&format!("SET {key} 3")), client.cmd("WAIT 1 0")), (ok(), int(1)));
+    assert_eq!(replica.cmd("FUNCTION LIST"), Value::Array(Vec::new()));
+}

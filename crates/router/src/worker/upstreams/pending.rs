@@ -111,3 +111,8 @@ impl Pending {
 
 /// Advances the replication offset of a connection without changing anything.
 pub(in crate::worker) const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
+
+/// Mark for members of a cluster, which refuse `SWAPDB`: restores the dump of a Redis 7.0 without libraries. All later
+/// versions accept its format.
+pub(in crate::worker) const MEMBER_MARK: &[u8] =
+    b"*4\r\n$8\r\nFUNCTION\r\n$7\r\nRESTORE\r\n$10\r\n\x0a\x00\x5d\x9b\x5c\x40\x0f\x7f\xa2\xda\r\n$6\r\nAPPEND\r\n";
