@@ -599,9 +599,8 @@ impl<'m> Mover<'m> {
             .flat_map(|name| [vec![b"ASKING".to_vec()], vec![name.to_vec(), key.to_vec()]]);
         let commands: Vec<Vec<Vec<u8>>> = commands.collect();
         let answers = self.members.call_all(id, &commands).map_err(|why| self.gone(id, &why))?;
-        let [_, dump, _, ttl]: [Answer; 4] = answers
-            .try_into()
-            .map_err(|_| self.gone(id, "sends another number of replies"))?;
+        let [_, dump, _, ttl]: [Answer; 4] =
+            answers.try_into().map_err(|_| self.gone(id, "sends another number of replies"))?;
         Ok(ValueAt { ttl_ms: ttl.number(), dump })
     }
 

@@ -605,6 +605,8 @@ impl ClusterMoves {
     fn work(&self) {
         while let Some((id, shift)) = self.next() {
             let mut members = self.members();
+            // For the address of a member without slots. After an error the move itself tries again.
+            let _ = members.survey();
             info!(
                 id,
                 slots = shift.slots.len(),

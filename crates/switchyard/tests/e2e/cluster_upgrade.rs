@@ -253,8 +253,7 @@ fn successor_that_cannot_accept_leaves_the_old_process_serving() {
     let (program, path) = (dir.path().join("switchyard"), dir.path().join("socket"));
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_switchyard"), &program).expect("a link");
     let args = vec!["--listen".to_owned(), format!("unix:{}", path.display())];
-    let options =
-        RouterOptions { is_cluster: true, program: Some(program.clone()), args, ..RouterOptions::default() };
+    let options = RouterOptions { is_cluster: true, program: Some(program.clone()), args, ..RouterOptions::default() };
     let mut router = Router::start(&members.addresses()[..1], &options);
     let refusal = r#"channel.send(b'{"refused": {"why": "no descriptor is left"}}')"#;
     for (end, reason) in [("", "ended early"), (refusal, "no descriptor is left")] {
