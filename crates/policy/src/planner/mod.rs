@@ -2,7 +2,7 @@
 //!
 //! [`solve`] takes a [`Problem`] (load, limits, movable keys and slots) and the recent moves, and returns a [`Plan`].
 //! Without clock or state, the same problem has the same plan, so a decision can be stored, explained, and reproduced.
-//! The caller measures the load and executes the moves.
+//! The caller measures the load and executes the moves. [`Cycle`] decides when to solve, and evaluates the effect.
 //!
 //! - A node is over its **limit** if its requests exceed its capacity minus headroom or, without a known capacity, its
 //!   even share plus headroom.
@@ -19,10 +19,12 @@
 //! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, or fuller than the node that it
 //! relieves was; moved data fits into memory; recently moved keys and slots stay.
 
+mod cycle;
 mod held;
 mod injected;
 mod makris;
 mod memory;
+mod problem;
 mod remedies;
 mod review;
 
@@ -31,9 +33,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{NodeId, Slot};
+pub use cycle::{
+    Author, Cycle, DurableState, Ended, KEY_COOLDOWN, Mode, Next, PauseReason, PlannerConfig, SLOT_COOLDOWN, Started,
+};
 pub use held::{OverLimitNode, OverLimitReason, held};
 pub use injected::Bug;
 use injected::InjectedBug;
+pub use problem::{FleetContext, KEYS, names};
 pub use review::{Effect, Review, fullest_at, nodes_of, revert, review, undo};
 
 /// Name of a key.

@@ -116,7 +116,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("telemetry", &["topology"]),
     ("together", &["topology"]),
     ("load", &["telemetry", "topology"]),
-    ("planner", &["topology", "injected"]),
+    ("planner", &["topology", "injected", "load", "telemetry"]),
     ("twemproxy", &["eject", "topology"]),
     ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
