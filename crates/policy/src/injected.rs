@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 /// Injected bug of a state machine, from the kinds `B`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct InjectedBug<B> {
     #[cfg(feature = "planted-bugs")]
     bug: Option<B>,

@@ -17,6 +17,7 @@
 //! able to follow each decision.
 
 mod clock;
+mod injected;
 mod model;
 mod schedule;
 mod static_metric;
@@ -27,6 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::topology::NodeId;
 
 pub use clock::{Clock, Now};
+pub use injected::Bug;
+use injected::InjectedBug;
 pub use schedule::Schedule;
 
 /// Milliseconds: a duration, or a time on one of the two clocks of [`Now`].
@@ -201,9 +204,18 @@ pub struct State {
     next: u64,
     /// Number of the change in progress.
     under_way: Option<u64>,
+    #[serde(skip)]
+    planted: InjectedBug,
 }
 
 impl State {
+    /// Creates a state with an injected bug.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn with_bug(bug: Option<Bug>) -> Self {
+        Self { planted: InjectedBug::new(bug), ..Self::default() }
+    }
+
     /// Starts the change with this number. Returns false, and changes nothing, if the number was used before or a
     /// change is in progress.
     #[must_use]
@@ -225,7 +237,7 @@ impl State {
     /// Records the end of the change in progress, successful or given up.
     pub fn ended(&mut self, now: Millis, has_failed: bool) {
         let (next, failures) = (self.next, if has_failed { self.failures.saturating_add(1) } else { 0 });
-        *self = Self { changed: Some(now), failures, next, ..Self::default() };
+        *self = Self { changed: Some(now), failures, next, planted: self.planted, ..Self::default() };
     }
 
     /// Remaining pause before the next addition, if the last change failed.
@@ -423,7 +435,7 @@ fn removal(observed: &Observed, reasons: Vec<Reason>) -> (SizeChange, Vec<Reason
 /// Returns the delay or cooldown that has not passed yet.
 fn delay_left(state: &State, now: Millis, since: Millis, timeout: Millis, pause: Millis) -> Option<Reason> {
     let lasted = now.saturating_sub(since);
-    if lasted < timeout {
+    if lasted < timeout && !state.planted.is(Bug::DelayForgotten) {
         return Some(Reason::Lasts(lasted, timeout));
     }
     pause_left(state, now, pause)

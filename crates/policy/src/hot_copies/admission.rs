@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::topology::Slot;
+use super::hash_of_name;
+use crate::injected::InjectedBug;
+use crate::telemetry::HotNode;
+use crate::topology::{Placement, Slot};
 
 /// Parameters of the admission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +51,10 @@ const KEEP_FRACTION: f64 = 0.5;
 /// Load of a key relative to the admitted key that it replaces, at least.
 const REPLACE_FACTOR: f64 = 1.25;
 
+/// Minimum sampled commands per second for a reliable rate: one or two samples may be chance, whatever number of uses
+/// they represent.
+const SAMPLES_MIN: f64 = 4.0;
+
 /// Observed load of a key.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Admitted {
@@ -67,6 +74,43 @@ impl Admitted {
     /// Reads saved per second by a copy. Negative for a key with too many writes.
     fn worth(&self) -> f64 {
         self.reads - READS_PER_WRITE * self.writes
+    }
+
+    /// Returns the load of all keys that `allows` accepts by name, in the order of their hashes. A key in several
+    /// databases counts as one.
+    pub fn observed(
+        nodes: impl IntoIterator<Item = HotNode>,
+        placement: &Placement,
+        knobs: &Knobs,
+        allows: impl Fn(&[u8]) -> bool,
+    ) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for (one_in, hot) in nodes.into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
+        {
+            if !knobs.all && hot.rates.commands() < f64::from(one_in) * SAMPLES_MIN {
+                continue;
+            }
+            // A name that was too long to store has no slot and no prefix.
+            let Some(key) = hot.name.key().filter(|key| allows(key)) else { continue };
+            let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;
+            all.push(Self {
+                hash: hash_of_name(hot.hash, hot.database),
+                slot: placement.slot_of(key),
+                reads: hot.rates.reads + hot.rates.hits,
+                writes: hot.rates.writes,
+                bytes,
+            });
+        }
+        all.sort_unstable_by_key(|key| key.hash);
+        all.dedup_by(|other, first| {
+            let is_same = other.hash == first.hash;
+            if is_same {
+                (first.reads, first.writes, first.bytes) =
+                    (first.reads + other.reads, first.writes + other.writes, first.bytes + other.bytes);
+            }
+            is_same
+        });
+        all
     }
 }
 
@@ -98,14 +142,30 @@ impl Allowance {
     }
 }
 
+/// A bug of the admission that tests can inject, to show that they would detect it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
+pub enum Bug {
+    /// No key is ever evicted.
+    NoEviction,
+}
+
 /// The admitted keys, with their observed load.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
     keys: BTreeMap<u64, AdmittedKey>,
     allowance: Allowance,
+    planted: InjectedBug<Bug>,
 }
 
 impl Admission {
+    /// Creates an admission with an injected bug.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn with_bug(bug: Option<Bug>) -> Self {
+        Self { planted: InjectedBug::new(bug), ..Self::default() }
+    }
+
     /// Admits keys immediately, within `keys_max` and `admissions_per_second`. Returns the keys admitted.
     pub fn admit_now(
         &mut self,
@@ -168,6 +228,9 @@ impl Admission {
             let order = |cold: &Option<u64>| cold.unwrap_or(u64::MAX);
             order(&one.1).cmp(&order(&other.1)).then(one.2.total_cmp(&other.2)).then(one.0.cmp(&other.0))
         });
+        if self.planted.is(Bug::NoEviction) {
+            out.clear();
+        }
         let mut out = out.into_iter().peekable();
         let mut bytes: u64 = self.keys.values().map(|key| key.seen.bytes).sum();
         let (mut more, mut less) = (Vec::new(), Vec::new());
@@ -197,9 +260,12 @@ impl Admission {
             }
         }
         self.allowance.take(more.len());
+        let stays = self.planted.is(Bug::NoEviction);
         let is_past = |key: &AdmittedKey| {
-            key.cold_since_us
-                .is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.deletion_delay.as_micros() as u64)
+            !stays
+                && key
+                    .cold_since_us
+                    .is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.deletion_delay.as_micros() as u64)
         };
         less.extend(self.keys.extract_if(.., |_, key| is_past(key)).map(|(hash, _)| hash));
         while is_over(self.keys.len(), bytes) {

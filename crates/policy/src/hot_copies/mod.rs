@@ -38,7 +38,7 @@ mod gate;
 mod holds;
 mod share;
 
-pub use admission::{Admission, Admitted, Knobs};
+pub use admission::{Admission, Admitted, Bug, Knobs};
 pub use beat::{Beats, LEASE_US};
 pub use cacheable::{CacheableKeys, CacheableSet, hash_of_name};
 pub use copies::{Copies, Discarded, Filled, Read, ReadRequest, RecentHit, Sizes};

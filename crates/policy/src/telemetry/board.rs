@@ -1,9 +1,10 @@
 //! Load per node and key, aggregated over workers and smoothed over time: SwitchKV's periodic report,
 //! `L = a f + (1 - a) L'` for each segment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Counted, Counts, Name};
+use crate::injected::InjectedBug;
 use crate::topology::NodeId;
 
 /// Parameters of the smoothing.
@@ -106,18 +107,34 @@ struct NodeKeys {
     keys: BTreeMap<u64, HotKey>,
 }
 
+/// A bug of the board that tests can inject, to show that they would detect it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
+pub enum Bug {
+    /// The rates of a key that is no longer used stay as they were.
+    NoDecay,
+}
+
 /// The hottest keys of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Board {
     weights: Weights,
     nodes: BTreeMap<NodeId, NodeKeys>,
+    planted: InjectedBug<Bug>,
 }
 
 impl Board {
     /// Creates an empty board.
     #[must_use]
     pub fn new(weights: Weights) -> Self {
-        Self { weights, nodes: BTreeMap::new() }
+        Self { weights, nodes: BTreeMap::new(), planted: InjectedBug::default() }
+    }
+
+    /// Creates an empty board with an injected bug.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn with_bug(weights: Weights, bug: Option<Bug>) -> Self {
+        Self { planted: InjectedBug::new(bug), ..Self::new(weights) }
     }
 
     /// Adds a segment of `us` microseconds with scaled counts. Nodes without counts had no use.
@@ -127,7 +144,7 @@ impl Board {
         }
         let scale = 1e6 / us.max(1) as f64;
         for (node, counts) in counts {
-            self.nodes.entry(node).or_default().segment(counts, self.weights, scale, us as f64 / 1e6);
+            self.nodes.entry(node).or_default().segment(counts, self.weights, scale, us as f64 / 1e6, self.planted);
         }
         self.nodes.retain(|_, node| node.uses + node.hits > LEAST);
     }
@@ -142,15 +159,21 @@ impl Board {
 }
 
 impl NodeKeys {
-    fn segment(&mut self, counts: Counts, weights: Weights, scale: f64, seconds: f64) {
+    fn segment(&mut self, counts: Counts, weights: Weights, scale: f64, seconds: f64, planted: InjectedBug<Bug>) {
         let weight = weights.newest.clamp(0.0, 1.0);
         let weighed = |load: f64, count: u64| load * (1.0 - weight) + weight * count as f64 * scale;
         (self.uses, self.hits) = (weighed(self.uses, counts.uses), weighed(self.hits, counts.hits));
         if counts.one_in > 0 {
             self.one_in = counts.one_in;
         }
-        for hot in self.keys.values_mut() {
-            hot.rates = Rates::default().weighed(1.0 - weight, |_, other| other, hot.rates);
+        let used: BTreeSet<u64> = match planted.is(Bug::NoDecay) {
+            true => counts.keys.iter().map(|key| key.hash).collect(),
+            false => BTreeSet::new(),
+        };
+        for (hash, hot) in &mut self.keys {
+            if !planted.is(Bug::NoDecay) || used.contains(hash) {
+                hot.rates = Rates::default().weighed(1.0 - weight, |_, other| other, hot.rates);
+            }
             hot.seconds += seconds;
         }
         for counted in counts.keys {

@@ -20,7 +20,7 @@ mod board;
 mod recent;
 mod segment;
 
-pub use board::{Board, HotKey, HotNode, Rates, Weights};
+pub use board::{Board, Bug, HotKey, HotNode, Rates, Weights};
 pub use recent::{Notices, Recent};
 pub use segment::{AccessKind, Counted, Counts, KeyAccess, Segment};
 

@@ -241,6 +241,13 @@ impl Topology {
     /// If `names` is empty, has duplicates, or is longer than [`MAX_NODES`].
     pub fn even(names: &[String]) -> Result<Self, PlaceError> {
         check_names(names)?;
+        Ok(Self::even_of_any_size(names))
+    }
+
+    /// Like [`Topology::even`] with distinct names, without the limit of [`MAX_NODES`]: simulated fleets are larger. The
+    /// router could not serve them, because the cursors of SCAN have no room for the index of the node.
+    #[must_use]
+    pub fn even_of_any_size(names: &[String]) -> Self {
         let nodes: Vec<Node> =
             names.iter().enumerate().map(|(i, name)| Node { id: NodeId(i as u16), name: name.clone() }).collect();
         let mut by_name: Vec<&Node> = nodes.iter().collect();
@@ -251,7 +258,7 @@ impl Topology {
             let end = (i + 1) * SLOT_COUNT / by_name.len();
             owners[start..end].fill(node.id);
         }
-        Ok(Self::unmoved(Placement::Crc16, nodes, owners))
+        Self::unmoved(Placement::Crc16, nodes, owners)
     }
 
     /// Returns the first placement on a continuum: one node per server, owning the slots that the list assigns to it.

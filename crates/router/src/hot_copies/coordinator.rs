@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::hot_copies::{Admission, Admitted, Knobs, hash_of_name};
+use switchyard_policy::hot_copies::{Admission, Admitted, Knobs};
 use switchyard_policy::topology::Slot;
 
 use super::HotCopies;
@@ -16,9 +16,6 @@ const STEP: Duration = Duration::from_secs(1);
 
 /// Maximum interval between checks of the settings and of requests.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Minimum sampled commands per second for a reliable rate.
-const SAMPLES_MIN: f64 = 4.0;
 
 /// Keys considered per node.
 const KEYS: usize = 8192;
@@ -62,7 +59,9 @@ pub(crate) fn coordinate(shared: &Shared) {
             lock(&shared.hot.noticed).forget();
             let admits = live.telemetry.reports != Reports::Instant;
             let knobs = Knobs { bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
-            let (came, went) = admission.step(allowed_counts(shared, settings), &knobs, admits, now_us);
+            let placement = shared.routing().topology.placement().clone();
+            let seen = Admitted::observed(shared.board.nodes(KEYS), &placement, &knobs, |key| settings.allows_key(key));
+            let (came, went) = admission.step(seen, &knobs, admits, now_us);
             less = went;
             more.extend(came);
         }
@@ -91,41 +90,6 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
         wanted = hot.bell.wait_timeout(wanted, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner).0;
     }
     std::mem::take(&mut *wanted)
-}
-
-/// Returns the counts of all workers for allowed keys. A key in several databases counts as one.
-fn allowed_counts(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
-    let mut all: Vec<Admitted> = Vec::new();
-    let placement = shared.routing().topology.placement().clone();
-    for (one_in, hot) in
-        shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
-    {
-        // One or two samples may be chance, whatever number of uses they represent.
-        if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SAMPLES_MIN {
-            continue;
-        }
-        // A name that was too long to store has no slot and no prefix.
-        let Some(key) = hot.name.key().filter(|key| settings.allows_key(key)) else { continue };
-        let reads = hot.rates.reads + hot.rates.hits;
-        let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;
-        all.push(Admitted {
-            hash: hash_of_name(hot.hash, hot.database),
-            slot: placement.slot_of(key),
-            reads,
-            writes: hot.rates.writes,
-            bytes,
-        });
-    }
-    all.sort_unstable_by_key(|key| key.hash);
-    all.dedup_by(|other, first| {
-        let is_same = other.hash == first.hash;
-        if is_same {
-            (first.reads, first.writes, first.bytes) =
-                (first.reads + other.reads, first.writes + other.writes, first.bytes + other.bytes);
-        }
-        is_same
-    });
-    all
 }
 
 fn publish(shared: &Shared, all: bool, more: Vec<(u64, Slot)>, less: Vec<u64>) {

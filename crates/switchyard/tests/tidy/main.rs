@@ -107,18 +107,18 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("wait_queue", &["topology"]),
     ("injected", &[]),
     ("migration", &["topology", "injected"]),
-    ("autoscale", &["topology"]),
+    ("autoscale", &["topology", "injected"]),
     ("balance", &["topology"]),
     ("cluster", &["topology"]),
     ("colocate", &["topology"]),
     ("eject", &["migration", "topology"]),
     ("ownership", &["hot_copies"]),
-    ("telemetry", &["topology"]),
+    ("telemetry", &["topology", "injected"]),
     ("together", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology", "injected", "load", "telemetry"]),
     ("twemproxy", &["eject", "topology"]),
-    ("hot_copies", &["migration", "telemetry", "topology"]),
+    ("hot_copies", &["migration", "telemetry", "topology", "injected"]),
 ];
 
 /// Paths of the standard library that pure code must not use. Clippy bans types by name (policy/clippy.toml). This list

@@ -1,0 +1,11 @@
+//! Bugs that tests can inject into the autoscaler, to show that they would detect them.
+
+/// A bug of the autoscaler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
+pub enum Bug {
+    /// A judgement need not last.
+    DelayForgotten,
+}
+
+pub(super) type InjectedBug = crate::injected::InjectedBug<Bug>;
