@@ -207,8 +207,11 @@ pub fn lasting_load(loads: &[f64], alike: usize, window: usize, errors: f64) -> 
     /// With d differences the estimate is raised by this over the square root of d.
     const FEW: f64 = 3.0;
     let mut differences: Vec<f64> = loads.windows(2).map(|pair| (pair[1] - pair[0]).abs()).collect();
-    differences.sort_by(f64::total_cmp);
-    let median = differences.get(differences.len() / 2).copied().unwrap_or(0.0);
+    let middle = differences.len() / 2;
+    let median = match differences.is_empty() {
+        true => 0.0,
+        false => *differences.select_nth_unstable_by(middle, f64::total_cmp).1,
+    };
     let deviation = median / MEDIAN_DIFFERENCE * (1.0 + FEW / (differences.len().max(1) as f64).sqrt());
     let (mut sum, mut least, mut proven) = (0.0, f64::INFINITY, 0.0_f64);
     for (load, count) in loads.iter().rev().take(alike).zip(1_u32..) {

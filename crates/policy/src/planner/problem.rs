@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{KeyAt, Knobs, Name, Node, PinnedReason, Problem, SlotAt, State};
 use crate::load::{Expected, ObservedLoad, SampledRate, SlotLoad, lasting_load};
 use crate::telemetry::HotKey;
-use crate::topology::{NodeId, SLOT_NUMBERS, Slot, Topology};
+use crate::topology::{NodeId, Placement, SLOT_NUMBERS, Slot, Topology};
 
 /// Maximum number of keys per node that are considered.
 pub const KEYS: usize = 256;
@@ -207,6 +207,12 @@ pub(super) fn problem(
     Problem { nodes, slots, keys, knobs }
 }
 
+/// Returns the hash tag of a key, or the key without a tag, and whether it is a tag. Keys with a common tag are one load:
+/// they move together, and are certain together.
+fn unit<'k>(placement: &'k Placement, key: &'k [u8]) -> (&'k [u8], bool) {
+    placement.hash_tag(key).map_or((key, false), |tag| (tag, true))
+}
+
 fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &BTreeSet<Name>) -> Vec<KeyAt> {
     let mut keys: BTreeMap<Name, KeyAt> = BTreeMap::new();
     let key_at = |key: &[u8]| {
@@ -224,19 +230,21 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
     // `seconds` start at its end.
     let seconds = |hot: &HotKey| hot.seconds + 1.0;
     let known_part = |hot: &HotKey| 1.0 - HALF.powf(seconds(hot));
-    // Keys with a common hash tag are one load: they move together, and are certain together.
-    let unit =
-        |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));
+    let placement = topology.placement();
     let named = || {
         load.keys.iter().flat_map(|node| node.keys.iter().filter_map(|hot| Some((node.one_in, hot, hot.name.key()?))))
     };
-    let mut rates: BTreeMap<(Name, bool), SampledRate> = BTreeMap::new();
+    let mut rates: BTreeMap<(&[u8], bool), SampledRate> = BTreeMap::new();
     for (one_in, hot, name) in named() {
         let time = seconds(hot).clamp(RATE_SECONDS.0, RATE_SECONDS.1);
-        rates.entry(unit(name)).or_default().add(SampledRate::new(hot.rates.at_node() / known_part(hot), one_in, time));
+        rates.entry(unit(placement, name)).or_default().add(SampledRate::new(
+            hot.rates.at_node() / known_part(hot),
+            one_in,
+            time,
+        ));
     }
     for (_, hot, name) in named() {
-        let certain = rates[&unit(name)].certain();
+        let certain = rates[&unit(placement, name)].certain();
         let of = |rate: f64| rate / known_part(hot);
         let uses = hot.rates.commands().max(1e-9);
         let known = keys.entry(name.into()).or_insert_with(|| key_at(name));
