@@ -3,9 +3,12 @@
 //!
 //! Workers, nodes and the mover's I/O are models, because real sockets and clocks are not reproducible. The decisions
 //! are made by the real code. A seed and a scenario determine a run completely.
+//!
+//! [`fleet`] simulates whole fleets by rates rather than single commands, to judge planner, autoscaler and hot copies.
 
 mod clients;
 pub mod explore;
+pub mod fleet;
 mod history;
 mod hot;
 mod injected;

@@ -1,0 +1,95 @@
+//! A simulator of whole fleets over hours and weeks, to judge policies on the same load.
+//!
+//! Nodes are queues, and time advances in slices with constant rates. The production code of `policy` decides: the
+//! telemetry's board and slot rates, the admission of hot copies, the planner's cycle, and the autoscaler. Models
+//! around it supply what routers and servers do: sampling ([`telemetry`]), hits ([`copies`]), waiting ([`servers`]),
+//! moves with measured durations ([`moves`]), and the stages of a change of the number of nodes ([`autoscaler`]).
+//!
+//! Rates rather than single requests: 128 nodes serve some ten million requests in a second, and a policy sees only
+//! sampled counts of them. The state machines of moves and copies, where single requests matter, are simulated by the rest of
+//! this crate.
+//!
+//! A scenario and a seed determine a run: the load is drawn from streams of its own, so it is the same for all policies.
+//! `pow` and `exp` may differ in the last bits between processors, so results are compared with three digits.
+
+mod autoscaler;
+mod copies;
+mod draw;
+mod keys;
+mod load;
+mod map;
+mod moves;
+mod planner;
+mod policies;
+mod record;
+mod report;
+pub mod scenario;
+mod servers;
+mod telemetry;
+mod world;
+
+use switchyard_policy::hot_copies::{self, Admission};
+use switchyard_policy::telemetry::{self as counts, Board, Weights};
+use switchyard_policy::{autoscale, planner as policy_planner};
+
+pub use policies::{Policies, PolicyError};
+pub use record::{MEASURES, Measure, Point, Run, three_digits};
+pub use report::{Spread, golden};
+pub use scenario::Scenario;
+
+/// A bug that tests plant in a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// In the smoothing of counts.
+    Telemetry(counts::Bug),
+    /// In the admission of hot copies.
+    Admission(hot_copies::Bug),
+    /// In the planner.
+    Planner(policy_planner::Bug),
+    /// In the autoscaler.
+    Autoscaler(autoscale::Bug),
+}
+
+/// Simulates a scenario with one seed. `planted` has an effect only with the feature `planted-bugs`.
+#[must_use]
+pub fn run(scenario: &Scenario, seed: u64, planted: Option<Planted>) -> Run {
+    world::World::new(scenario, seed, planted).run()
+}
+
+fn planner_bug(planted: Option<Planted>) -> Option<policy_planner::Bug> {
+    match planted {
+        Some(Planted::Planner(bug)) => Some(bug),
+        _ => None,
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+fn board(planted: Option<Planted>) -> Board {
+    let bug = if let Some(Planted::Telemetry(bug)) = planted { Some(bug) } else { None };
+    Board::with_bug(Weights::default(), bug)
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn board(_planted: Option<Planted>) -> Board {
+    Board::new(Weights::default())
+}
+
+#[cfg(feature = "planted-bugs")]
+fn admission(planted: Option<Planted>) -> Admission {
+    Admission::with_bug(if let Some(Planted::Admission(bug)) = planted { Some(bug) } else { None })
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn admission(_planted: Option<Planted>) -> Admission {
+    Admission::default()
+}
+
+#[cfg(feature = "planted-bugs")]
+fn autoscaler_state(planted: Option<Planted>) -> autoscale::State {
+    autoscale::State::with_bug(if let Some(Planted::Autoscaler(bug)) = planted { Some(bug) } else { None })
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn autoscaler_state(_planted: Option<Planted>) -> autoscale::State {
+    autoscale::State::default()
+}
