@@ -7,6 +7,7 @@
 //! - [`moves`]: cost of moving slots, compared with `redis-cli --cluster reshard`.
 //! - [`queues`]: throughput of a job queue library by placement rules.
 //! - [`clusters`]: the router in front of a Redis or Valkey Cluster.
+//! - [`fleet`]: policies compared in simulated fleets.
 //! - [`hot_keys`]: gain from hot copies, and their cost if no key is hot.
 //! - [`history`]: records the operations of clients, for a linearizability checker.
 //! - [`soak`]: repeated moves with faults, under clients whose histories are checked.
@@ -18,6 +19,8 @@
 
 pub mod clusters;
 mod document;
+mod figure;
+pub mod fleet;
 pub mod history;
 pub mod hot_keys;
 pub mod moves;

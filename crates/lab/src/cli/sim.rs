@@ -1,21 +1,27 @@
-//! `switchyard-lab sim`: runs the simulator of moves. Also repeats a seed that a sweep has found, with all events.
+//! `switchyard-lab sim`: runs the simulators of moves and of fleets. Also repeats a seed that a sweep has found, with all
+//! events.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use switchyard_lab::fleet;
 use switchyard_sim::scenario::BUILT_IN;
 use switchyard_sim::{Scenario, run as run_one, sweep};
 
-/// Moves in a simulated world, where anything breaks.
+use super::typed;
+
+/// Moves in a simulated world, where anything breaks; and policies in simulated fleets.
 #[derive(Debug, Args)]
 #[command(
     long_about = "Simulated moves: the state machines of this program, model nodes, a network that loses and delays messages, killed and stopped processes, and a \
-        checker of the clients' histories. A seed and a scenario always give the same run.",
+        checker of the clients' histories. And simulated fleets: the planner, the autoscaler and the admission of hot copies under a \
+        load over hours or weeks. A seed and a scenario always give the same run.",
     after_long_help = "Examples:\n  \
         switchyard-lab sim sweep --seeds 10000                      search for a run that fails\n  \
-        switchyard-lab sim run --seed 42 --scenario rough --trace   every event of one run"
+        switchyard-lab sim run --seed 42 --scenario rough --trace   every event of one run\n  \
+        switchyard-lab sim fleet diurnal                            a fleet over a day"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -55,6 +61,45 @@ enum Action {
         #[arg(long)]
         threads: Option<usize>,
     },
+    /// A fleet over hours or weeks, with one or several policies
+    #[command(
+        long_about = "Simulate a fleet with the production code of the telemetry, the admission of hot copies, the planner and the \
+            autoscaler. Prints a table with the mean and the range over seeds.\n\n\
+            Scenarios: step, diurnal, weekly, hot-in, hot-out, random-replacement, flash-crowd, slow-growth, noise; day and large take \
+            minutes. The file format: crates/sim/src/fleet/scenario.rs.",
+        after_long_help = "Examples:\n  \
+            switchyard-lab sim fleet step --svg step.svg\n  \
+            switchyard-lab sim fleet step --policy planner=off,planner=makris-safe,planner=switchyard --seeds 5\n  \
+            switchyard-lab sim fleet flash-crowd --policy copies=off+autoscale=model,copies=both+autoscale=model\n  \
+            switchyard-lab sim fleet day --nodes 128 --out docs/results/fleet.md\n\n\
+            Exit codes: 0 all goals of the scenario were reached; 1 one was missed, or there is no such scenario"
+    )]
+    Fleet(FleetArguments),
+}
+
+#[derive(Debug, Args)]
+struct FleetArguments {
+    /// Scenario: a built-in name, or a file
+    scenario: String,
+    /// Policies to compare, separated by commas; each is planner=, copies= or autoscale= with a name or off, joined by + [default:
+    /// those of the scenario]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    policy: Vec<String>,
+    /// Number of seeds, from 1 on [default: that of the scenario]
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+    /// Number of nodes; load and router grow with it [default: that of the scenario]
+    #[arg(long, value_name = "N")]
+    nodes: Option<usize>,
+    /// Number of threads [default: number of processors]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Draw the first seed over time into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Rewrite the section of this scenario in this document, and its figure
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 fn scenario(name: &str) -> anyhow::Result<Scenario> {
@@ -67,8 +112,22 @@ fn scenario(name: &str) -> anyhow::Result<Scenario> {
     Scenario::parse(name, &text).with_context(|| name.to_owned())
 }
 
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.action {
+        Action::Fleet(arguments) => fleet::run(&fleet::Settings {
+            scenario: arguments.scenario.clone(),
+            policies: arguments.policy.clone(),
+            seeds: arguments.seeds,
+            nodes: arguments.nodes,
+            threads: arguments.threads.unwrap_or_else(processors),
+            svg: arguments.svg.clone(),
+            out: arguments.out.clone(),
+            command_line: typed(),
+        }),
         Action::Run { seed, scenario: name, trace } => {
             let run = run_one(*seed, &scenario(name)?, None, *trace);
             for line in &run.trace {
@@ -91,7 +150,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             } else {
                 names.clone()
             };
-            let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+            let threads = threads.unwrap_or_else(processors);
             for name in names {
                 let scenario = scenario(&name)?;
                 let bar = ProgressBar::new(*seeds).with_prefix(name.clone());

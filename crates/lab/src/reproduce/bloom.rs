@@ -20,11 +20,11 @@ use serde_json::json;
 use switchyard_bench::random::Popularity;
 use switchyard_bench::table::Table;
 
-use super::figure::{self, Line, Panel};
 use super::published::{BLOOM_BY_WRITES, BLOOM_BY_ZIPF, BLOOM_NIL_PERCENT, Improvement};
 use super::spread::Spread;
 use super::watch::{Second, for_a_while, until_done};
 use super::{Bench, Conduct, NO_COPIES, Section, measure, plain, publish};
+use crate::figure::{self, Line, Panel};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
 use crate::moves::site::{Routed, keys_at};

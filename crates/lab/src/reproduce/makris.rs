@@ -23,9 +23,9 @@ use switchyard_bench::load::{self, Pace, Sharing, Skew, ValueSizes};
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
-use super::figure::{self, Line, Panel};
 use super::spread::Spread;
 use super::{Bench, Conduct, Section, measure, plain, publish};
+use crate::figure::{self, Line, Panel};
 use crate::moves::admin;
 use crate::moves::site::Routed;
 

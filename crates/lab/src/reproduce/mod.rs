@@ -22,7 +22,6 @@ pub mod autoscaling;
 pub mod bloom;
 mod book;
 pub(crate) mod capped;
-mod figure;
 mod kept;
 pub mod makris;
 pub mod netmigrate;

@@ -12,12 +12,12 @@ use serde_json::json;
 use switchyard_bench::random::{Popularity, YCSB_THETA};
 use switchyard_bench::table::Table;
 
-use super::figure::{self, Line, Panel};
 use super::published::{self, Row};
 use super::spread::Spread;
 use super::watch::{Second, Served, for_a_while, until_done};
 use super::ways::{SOURCE_OPS_MAX, WAYS, Way};
 use super::{Bench, Conduct, NO_COPIES, Section, measure, plain, publish};
+use crate::figure::{self, Line, Panel};
 use crate::moves::admin::{self, Order};
 use crate::moves::generator;
 use crate::moves::site::{Routed, keys_at};

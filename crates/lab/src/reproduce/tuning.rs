@@ -5,11 +5,11 @@ use anyhow::Result;
 use serde_json::json;
 use switchyard_bench::table::Table;
 
-use super::figure::{self, Line, Panel};
 use super::netmigrate::{COLUMNS, Cell, Load, Measured, columns, of_before, one};
 use super::published::{BY_BITS, BY_COUNTING, BY_GROUPS, Tuned};
 use super::spread::Spread;
 use super::{Conduct, Section, measure, publish};
+use crate::figure::{self, Line, Panel};
 
 const MARK: &str = "reproduce-tuning";
 

@@ -13,12 +13,12 @@ use switchyard_bench::client::Client;
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::watch::check_interrupted;
 use super::super::{Bench, Section, measure, publish};
 use super::grown::GrowingFleet;
 use super::{MEMORY, NODES, Settings};
+use crate::figure::{self, Line, Panel};
 use crate::moves::site::keys_at;
 
 const MARK: &str = "autoscaling-fill";

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::{for_a_while, until_done};
 use super::super::{Bench, Section, measure, publish};
 use super::{Settings, keys, load, router};
+use crate::figure::{self, Line, Panel};
 use crate::moves::generator::Run;
 use crate::moves::site::{Routed, keys_at};
 

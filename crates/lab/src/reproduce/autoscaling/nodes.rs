@@ -7,12 +7,12 @@ use serde_json::json;
 use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::for_a_while;
 use super::super::{Bench, Section, measure, plain, publish};
 use super::{MEMORY, NODES, Settings, keys, load, router};
+use crate::figure::{self, Line, Panel};
 use crate::moves::generator::Run;
 use crate::moves::site::{Routed, Servers, info_number};
 

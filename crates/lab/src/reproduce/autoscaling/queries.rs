@@ -15,13 +15,13 @@ use switchyard_bench::process::{self, Process};
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::check_interrupted;
 use super::super::{Bench, Section, measure, publish};
 use super::nodes::power;
 use super::{NODES, Settings, router};
+use crate::figure::{self, Line, Panel};
 use crate::moves::site::Routed;
 
 const MARK: &str = "autoscaling-queries";

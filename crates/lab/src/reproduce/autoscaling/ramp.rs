@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::published::autoscaling as says;
 use super::super::spread::Spread;
 use super::super::watch::{check_interrupted, for_a_while};
 use super::super::{Bench, Section, measure, publish};
 use super::grown::GrowingFleet;
 use super::{Settings, keys, load};
+use crate::figure::{self, Line, Panel};
 use crate::moves::generator::{self, Run};
 
 const MARK: &str = "autoscaling-ramp";

@@ -13,12 +13,12 @@ use switchyard_bench::load::Tally;
 use switchyard_bench::numbers::thousands;
 use switchyard_bench::table::Table;
 
-use super::super::figure::{self, Line, Panel};
 use super::super::spread::Spread;
 use super::super::watch::{check_interrupted, for_a_while};
 use super::super::{Bench, Section, measure, publish};
 use super::grown::{AutoscalerState, GrowingFleet};
 use super::{Settings, keys, load};
+use crate::figure::{self, Line, Panel};
 use crate::moves::generator::{self, Run};
 
 const MARK: &str = "autoscaling-surge";

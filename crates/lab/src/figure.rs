@@ -11,26 +11,29 @@ const PANEL: (u32, u32) = (400, 340);
 const LEGEND: u32 = 230;
 const LINE: i32 = 18;
 
+/// Number of points up to which a line has a mark at each.
+const MARKED_MAX: usize = 40;
+
 /// A diagram with one pair of axes.
 #[derive(Debug, Clone)]
-pub(super) struct Panel {
-    pub(super) title: String,
-    pub(super) x: String,
-    pub(super) y: String,
+pub(crate) struct Panel {
+    pub(crate) title: String,
+    pub(crate) x: String,
+    pub(crate) y: String,
     /// End of the logarithmic vertical axis, where smaller values are drawn. `None` for a linear axis from 0.
-    pub(super) floor: Option<f64>,
-    pub(super) lines: Vec<Line>,
+    pub(crate) floor: Option<f64>,
+    pub(crate) lines: Vec<Line>,
 }
 
 /// Named points, joined in their order.
 #[derive(Debug, Clone)]
-pub(super) struct Line {
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// Draws the panels as one SVG. Lines of the same name share a colour and a place in the legend.
-pub(super) fn svg(panels: &[Panel]) -> Result<String> {
+pub(crate) fn svg(panels: &[Panel]) -> Result<String> {
     ensure!(panels.iter().flat_map(|p| &p.lines).any(|l| !l.points.is_empty()), "there is no point to draw");
     let mut names: Vec<&str> = Vec::new();
     for line in panels.iter().flat_map(|p| &p.lines) {
@@ -107,7 +110,9 @@ fn draw_panel(
         let at = names.iter().position(|name| *name == line.name).unwrap_or_default();
         let points = || line.points.iter().map(|(x, y)| (*x, height(*y)));
         chart.draw_series(LineSeries::new(points(), color(at).stroke_width(2)))?;
-        chart.draw_series(points().map(|point| Circle::new(point, 3, color(at).filled())))?;
+        if line.points.len() <= MARKED_MAX {
+            chart.draw_series(points().map(|point| Circle::new(point, 3, color(at).filled())))?;
+        }
     }
     Ok(())
 }
