@@ -372,7 +372,7 @@ impl Default for Planner {
         Self {
             policy,
             interval: interval.as_secs_f64(),
-            window: window.as_secs_f64(),
+            window: window.unwrap_or(Duration::from_secs(3)).as_secs_f64(),
             headroom,
             min_requests: least,
             max_keys_per_minute: keys_per_minute,
@@ -387,7 +387,7 @@ impl Planner {
             mode: Mode::On,
             policy: self.policy,
             interval: seconds(self.interval),
-            window: seconds(self.window),
+            window: Some(seconds(self.window)),
             headroom: self.headroom,
             least: self.min_requests,
             keys_per_minute: self.max_keys_per_minute,
