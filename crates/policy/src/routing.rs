@@ -12,31 +12,37 @@ use crate::topology::{NodeId, Slot, Topology};
 pub enum Route {
     /// The node that has all keys: the owner of their slot, or the node of their placement overrides.
     Owner(Slot, NodeId),
-    /// The only node. The keys are in different slots.
+    /// The node that has all keys, although they are in different slots.
     Together(NodeId),
     /// Any node: the command has no keys.
     Anywhere,
-    /// None: the keys are in different slots.
+    /// None: the keys are in different slots and at different nodes, or the nodes are members of a cluster.
     CrossSlot,
     /// None: the keys share a slot, but some have placement overrides at other nodes.
     Parted(Slot),
 }
 
-/// Routes a command that needs one node. With several nodes the keys must share a slot, as in Redis Cluster, even if
-/// one node currently owns all slots of the command: a move may separate them at any time.
+/// Routes a command that needs one node: the node that has all its keys at this epoch. A move that separates them waits
+/// for the end of the command, because the drain barrier counts commands by node and epoch.
 #[inline]
 pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
     let all = keys.clone();
     let Some(first) = keys.next() else { return Route::Anywhere };
     let slot = topology.slot_of(first);
     if !keys.all(|key| topology.slot_of(key) == slot) {
-        return topology.only_node().map_or(Route::CrossSlot, Route::Together);
+        return route_several(topology, all);
     }
     if topology.has_override(slot) {
         route_override(topology, slot, all)
     } else {
         Route::Owner(slot, topology.owner(slot))
     }
+}
+
+/// Routes keys of several slots.
+#[cold]
+fn route_several<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
+    common_node(topology, keys).map_or(Route::CrossSlot, Route::Together)
 }
 
 /// Routes keys of one slot with placement overrides.
@@ -59,8 +65,8 @@ pub struct Part {
     pub keys: Vec<u32>,
 }
 
-/// The node that executes a command with all these keys, if it may be split: the common node of the keys. Members of a
-/// cluster accept only keys of one slot. `None` without keys.
+/// The node that can execute a command with all these keys: their common node. Members of a cluster accept only keys of
+/// one slot. `None` without keys.
 #[inline]
 pub fn common_node<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Option<NodeId> {
     if topology.is_of_cluster() {
@@ -127,14 +133,19 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_slot_go_to_its_owner_and_others_are_refused() {
+    fn keys_go_to_the_node_that_has_all_of_them() {
         let topology = three();
         let owner = topology.owner_of(b"{a}1");
         assert!(
             matches!(route(&topology, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(_, node) if node == owner)
         );
-        assert_eq!(route(&topology, [&b"a"[..], b"b"].into_iter()), Route::CrossSlot);
+        let keys = || [&b"a"[..], b"b"].into_iter();
+        assert_eq!(route(&topology, keys()), Route::CrossSlot);
         assert_eq!(route(&topology, std::iter::empty()), Route::Anywhere);
+        let to = topology.owner_of(b"b");
+        let moved = topology.keys_handed_over(&[], [&std::sync::Arc::from(&b"a"[..])], to);
+        assert_eq!(route(&moved, keys()), Route::Together(to));
+        assert_eq!(route(&moved.of_cluster(), keys()), Route::CrossSlot, "a member accepts keys of one slot only");
     }
 
     #[test]
@@ -145,11 +156,7 @@ mod tests {
         assert_eq!(route(&one, keys()), Route::Together(NodeId(0)));
         assert!(matches!(route(&one, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(..)));
         let two = Topology::place(Some(&one), &names).expect("one joins").topology;
-        assert_eq!(
-            (two.nodes_with_keys(), route(&two, keys())),
-            (vec![NodeId(0)], Route::CrossSlot),
-            "the second may own something soon"
-        );
+        assert_eq!((two.nodes_with_keys(), route(&two, keys())), (vec![NodeId(0)], Route::Together(NodeId(0))));
     }
 
     #[test]

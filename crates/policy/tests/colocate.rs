@@ -1,9 +1,13 @@
-//! Tests of the moves that return keys to their slot owner.
+//! Tests of the moves that bring keys together: at the owner of their slot, or keys of several slots at one node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use switchyard_policy::colocate::{COLOCATE_MAX, ColocationRequest, ColocationStatus, Open, Plan, plan};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
+use proptest::prelude::{any, prop, proptest};
+use switchyard_policy::colocate::{
+    COLOCATE_MAX, ColocationRequest, ColocationStatus, Fleet, Open, Plan, RecentGroups, plan,
+};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, crc16_slot};
 
 type Key = Arc<[u8]>;
 
@@ -28,8 +32,23 @@ fn parted() -> Topology {
     before.keys_handed_over(&[], [&key("{a}1"), &key("{a}2")], near).keys_handed_over(&[], [&key("{a}3")], far)
 }
 
+/// State of the fleet besides the topology.
+#[derive(Default)]
+struct Around {
+    pinned: BTreeSet<Slot>,
+    away: BTreeSet<NodeId>,
+    drained: BTreeSet<NodeId>,
+    recent: RecentGroups,
+}
+
+fn plan_around(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], around: &Around) -> Plan {
+    let Around { pinned, away, drained, recent } = around;
+    plan(&Fleet { topology, open, pinned, away, drained, recent }, &wanted.iter().collect::<Vec<_>>())
+}
+
 fn propose(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], away: &[NodeId]) -> Plan {
-    plan(topology, &wanted.iter().collect::<Vec<_>>(), open, |node| away.contains(&node))
+    let around = Around { away: away.iter().copied().collect(), ..Around::default() };
+    plan_around(topology, wanted, open, &around)
 }
 
 fn moves_of(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
@@ -44,7 +63,7 @@ fn only_required_keys_return_and_once_for_all_requests() {
     let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
     assert_eq!(
         plan.standings,
-        [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::AtSlotOwner, ColocationStatus::AtSlotOwner]
+        [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::Together, ColocationStatus::Together]
     );
     assert_eq!(moves_of(&plan), [(near, home, vec!["{a}1".to_owned()])]);
     assert_eq!(plan.moves[0].keys[&key("{a}1")], 0);
@@ -62,7 +81,7 @@ fn keys_at_several_nodes_return_from_one_node_after_the_other() {
     loop {
         let plan = propose(&now, &wanted, &[], &[]);
         let [one] = &plan.moves[..] else {
-            assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::AtSlotOwner; 2], 0));
+            assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Together; 2], 0));
             break;
         };
         assert_eq!(one.target, home);
@@ -81,7 +100,7 @@ fn a_slot_in_a_move_is_waited_for_or_reported_as_stuck() {
     let topology = parted();
     let slots = [crc16_slot(b"{a}")];
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
-    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, colocates: false };
+    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, keys_only: false, is_paused: false, colocates: false };
     let paused = Open { is_paused: true, ..open };
     for (open, away, standing) in [
         (open, &[][..], ColocationStatus::Wait),
@@ -111,7 +130,15 @@ fn many_requests_do_not_start_as_many_moves() {
         .collect();
     let open: Vec<Open<'_>> = others
         .iter()
-        .map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true })
+        .map(|slots| Open {
+            id: MoveId(1),
+            source: near,
+            target: home,
+            slots,
+            keys_only: true,
+            is_paused: false,
+            colocates: true,
+        })
         .collect();
     let plan = propose(&topology, &[keys(&["{a}1"])], &open, &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 0));
@@ -120,4 +147,246 @@ fn many_requests_do_not_start_as_many_moves() {
     // Moves without colocation do not count.
     let others: Vec<Open<'_>> = open.iter().map(|open| Open { colocates: false, ..*open }).collect();
     assert_eq!(propose(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
+}
+
+fn several(names: &[&str]) -> ColocationRequest {
+    ColocationRequest::Several { keys: names.iter().map(|name| key(name)).collect(), at: None }
+}
+
+/// Three nodes, and a key of each: keys 0, 3, 6, ... are in slots of the first node, and so on. No two share a slot.
+fn spread(count: usize) -> (Topology, Vec<String>) {
+    let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+    let topology = Topology::even(&names).expect("three nodes");
+    let (mut keys, mut slots) = (Vec::new(), BTreeSet::new());
+    let mut candidates = (0..).map(|n| format!("k{n}"));
+    while keys.len() < count {
+        let name = candidates.next().expect("endless");
+        let is_next = topology.owner_of(name.as_bytes()) == NodeId((keys.len() % 3) as u16);
+        if is_next && slots.insert(crc16_slot(name.as_bytes())) {
+            keys.push(name);
+        }
+    }
+    (topology, keys)
+}
+
+fn at(topology: &Topology, name: &str, node: u16) -> Topology {
+    topology.keys_handed_over(&[], [&key(name)], NodeId(node))
+}
+
+/// Targets of the moves, each with its number of keys.
+fn targets_of(plan: &Plan) -> Vec<(u16, usize)> {
+    plan.moves.iter().map(|m| (m.target.0, m.keys.len())).collect()
+}
+
+#[test]
+fn keys_of_several_slots_come_to_the_node_of_most_of_them() {
+    let (topology, k) = spread(9);
+    let names = |places: &[usize]| several(&places.iter().map(|place| k[*place].as_str()).collect::<Vec<_>>());
+    let target = |topology: &Topology, wanted: ColocationRequest, around: &Around| {
+        let plan = plan_around(topology, &[wanted], &[], around);
+        let targets: BTreeSet<u16> = plan.moves.iter().map(|m| m.target.0).collect();
+        assert_eq!((&plan.standings[..], targets.len()), (&[ColocationStatus::Wait][..], 1));
+        targets.first().copied()
+    };
+    let usual = Around::default();
+    assert_eq!(target(&topology, names(&[0, 1, 4]), &usual), Some(1), "two keys against one");
+    assert_eq!(target(&topology, names(&[2, 1]), &usual), Some(1), "the lowest number");
+    let placed = at(&topology, &k[0], 2);
+    assert_eq!(target(&placed, names(&[0, 1]), &usual), Some(2), "a placement override counts twice");
+    let placed = at(&at(&topology, &k[0], 1), &k[1], 2);
+    assert_eq!(target(&placed, names(&[0, 1]), &usual), Some(1), "the owner of one of the slots");
+    let drained = Around { drained: [NodeId(1)].into(), ..Around::default() };
+    assert_eq!(target(&topology, names(&[0, 1, 4]), &drained), Some(0));
+    let watched = ColocationRequest::Several { keys: [0, 1, 4].map(|n: usize| key(&k[n])).into(), at: Some(NodeId(2)) };
+    assert_eq!(target(&topology, watched, &usual), Some(2));
+    // Without moves at the target, or with a node that is away.
+    let together = at(&at(&topology, &k[0], 1), &k[2], 1);
+    let plan = plan_around(&together, &[names(&[0, 1, 2]), names(&[0, 3])], &[], &usual);
+    assert_eq!((plan.standings[0], targets_of(&plan)), (ColocationStatus::Together, vec![(1, 1)]));
+    let away = Around { away: [NodeId(1)].into(), ..Around::default() };
+    let plan = plan_around(&topology, &[names(&[0, 1]), names(&[0, 2])], &[], &away);
+    assert_eq!(plan.standings, [ColocationStatus::Away(NodeId(1)), ColocationStatus::Wait]);
+    assert_eq!(targets_of(&plan), [(0, 1)]);
+}
+
+#[test]
+fn requests_with_common_keys_share_a_target() {
+    let (topology, k) = spread(6);
+    let wanted = [several(&[&k[0], &k[1]]), several(&[&k[1], &k[2]]), several(&[&k[2], &k[4]]), several(&[&k[3], &k[5]])];
+    let plan = propose(&topology, &wanted, &[], &[]);
+    assert_eq!(plan.standings, [ColocationStatus::Wait; 4]);
+    // The first three: keys 0, 1, 2 and 4 come to node 1. The last one: key 5 comes to node 0.
+    assert_eq!(targets_of(&plan), [(1, 1), (0, 1), (1, 1)]);
+    let sizes = plan.groups.iter().map(|group| group.keys.iter().collect::<BTreeSet<_>>().len());
+    assert_eq!(sizes.collect::<Vec<_>>(), [4, 2]);
+    // Keys that return to their slot's owner decide for the others.
+    let parted = at(&topology, &k[0], 2);
+    let plan = propose(&parted, &[several(&[&k[0], &k[1]]), keys(&[&k[0]])], &[], &[]);
+    assert_eq!(targets_of(&plan), [(0, 1), (0, 1)]);
+}
+
+#[test]
+fn an_older_request_gets_its_keys_first() {
+    let (topology, k) = spread(6);
+    let slots = [crc16_slot(k[1].as_bytes())];
+    let colocates = Open {
+        id: MoveId(3),
+        source: NodeId(1),
+        target: NodeId(0),
+        slots: &slots,
+        keys_only: true,
+        is_paused: false,
+        colocates: true,
+    };
+    // The first request waits for the second key. Until then, the younger one must not take the first key.
+    let wanted = [
+        ColocationRequest::Several { keys: vec![key(&k[0]), key(&k[1])], at: Some(NodeId(0)) },
+        ColocationRequest::Several { keys: vec![key(&k[0]), key(&k[2])], at: Some(NodeId(2)) },
+    ];
+    let plan = propose(&topology, &wanted, &[colocates], &[]);
+    assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait; 2], 0));
+    // But not if it may wait for long.
+    let long = Open { colocates: false, ..colocates };
+    let plan = propose(&topology, &wanted, &[long], &[]);
+    assert_eq!(targets_of(&plan), [(2, 1)]);
+}
+
+#[test]
+fn keys_come_to_those_that_cannot_move_now() {
+    let (topology, k) = spread(9);
+    let slot = |place: usize| crc16_slot(k[place].as_bytes());
+    // A move of slots, for example of a drained node, may take hours.
+    let slots = [slot(1)];
+    let open = Open {
+        id: MoveId(3),
+        source: NodeId(1),
+        target: NodeId(2),
+        slots: &slots,
+        keys_only: false,
+        is_paused: false,
+        colocates: false,
+    };
+    let wanted = [several(&[&k[0], &k[1], &k[3]])];
+    let drained = Around { drained: [NodeId(1)].into(), ..Around::default() };
+    let paused = Open { is_paused: true, ..open };
+    for open in [open, paused] {
+        let plan = plan_around(&topology, &wanted, &[open], &drained);
+        assert_eq!((plan.standings[0], targets_of(&plan)), (ColocationStatus::Wait, vec![(1, 2)]));
+    }
+    // While its leg is in transit, the key may be at either node.
+    let stage = Stage::Moving { leg: 0 };
+    let transit =
+        Transit { move_id: open.id, source: open.source, target: open.target, stage, keys_only: false };
+    let moving = topology.with_transits([(transit, &slots[..])]).expect("few");
+    let plan = plan_around(&moving, &wanted, &[open], &drained);
+    assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Wait, 0));
+    // Two of them at different nodes.
+    let mut slots = [slot(0), slot(1)];
+    slots.sort_unstable();
+    let plan = plan_around(&topology, &wanted, &[Open { slots: &slots, ..paused }], &drained);
+    assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Paused(open.id), 0));
+    // A client is about to use its keys.
+    let pinned = Around { pinned: [slot(2)].into(), ..Around::default() };
+    let plan = plan_around(&topology, &[several(&[&k[0], &k[2]]), several(&[&k[1], &k[2]])], &[], &pinned);
+    assert_eq!(targets_of(&plan), [(2, 1), (2, 1)]);
+    let pinned = Around { pinned: [slot(2), slot(1)].into(), ..Around::default() };
+    let plan = plan_around(&topology, &[several(&[&k[1], &k[2]])], &[], &pinned);
+    assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Wait, 0));
+}
+
+#[test]
+fn groups_that_alternate_are_merged() {
+    let (topology, k) = spread(9);
+    let mut around = Around::default();
+    let mut now = topology;
+    let groups = [several(&[&k[0], &k[1], &k[4]]), several(&[&k[0], &k[2], &k[5]]), several(&[&k[0], &k[3]])];
+    let mut moved = Vec::new();
+    for time in 0..9 {
+        let plan = plan_around(&now, &groups[time % 3..=time % 3], &[], &around);
+        moved.push(plan.moves.iter().map(|m| m.keys.len()).sum::<usize>());
+        for one in &plan.moves {
+            now = now.keys_handed_over(&[], one.keys.keys(), one.target);
+        }
+        plan.groups.into_iter().for_each(|group| around.recent.note(group.keys, time as u64));
+    }
+    // The second group takes the first one along or comes to it, and the third one follows. Then no key moves.
+    assert_eq!(moved[3..], [0; 6], "{moved:?}");
+    let nodes: BTreeSet<NodeId> = [0, 1, 2, 3, 4, 5].iter().map(|place| now.lives_at(k[*place].as_bytes())).collect();
+    assert_eq!(nodes.len(), 1);
+    // A client watches one of the keys elsewhere: the others follow.
+    let watched = ColocationRequest::Several { keys: vec![key(&k[0]), key(&k[8])], at: Some(NodeId(2)) };
+    assert_eq!(targets_of(&plan_around(&now, &[watched], &[], &around)), [(2, 6)]);
+}
+
+proptest! {
+    /// Clients that need random keys together, with moves that end in any order.
+    #[test]
+    fn every_request_gets_its_keys_together(
+        sets in prop::collection::vec(prop::collection::vec(0_usize..15, 1..5), 1..30),
+        parted in prop::collection::vec((0_usize..15, 0_u16..3), 0..8),
+        choices in prop::collection::vec(any::<usize>(), 0..60),
+    ) {
+        // Of the last three keys, each shares a slot with one of the first three.
+        let (topology, mut k) = spread(12);
+        for place in 0..3 {
+            let tagged = format!("{{{}}}x", k[place]);
+            k.push(tagged);
+        }
+        let mut now = parted.iter().fold(topology, |now, (place, node)| at(&now, &k[*place], *node));
+        let mut around = Around::default();
+        let mut waiting: Vec<ColocationRequest> = sets
+            .iter()
+            .map(|set| set.iter().map(|place| k[*place].as_str()).collect::<BTreeSet<_>>())
+            .map(|names| several(&names.into_iter().collect::<Vec<_>>()))
+            .collect();
+        let mut open: Vec<(MoveId, NodeId, NodeId, Vec<Slot>, Vec<Key>)> = Vec::new();
+        let (mut next, mut steps) = (0, 0);
+        let mut choices = choices.into_iter();
+        while !waiting.is_empty() {
+            steps += 1;
+            assert!(steps < 2000, "no progress: {waiting:?}");
+            let choice = choices.next().unwrap_or(0);
+            if choice % 3 == 1 && !open.is_empty() {
+                let (_, _, target, slots, keys) = open.remove(choice / 3 % open.len());
+                now = now.keys_handed_over(&slots, &keys, target);
+                continue;
+            }
+            let under_way: Vec<Open<'_>> = open
+                .iter()
+                .map(|(id, source, target, slots, _)| Open {
+                    id: *id,
+                    source: *source,
+                    target: *target,
+                    slots,
+                    keys_only: true,
+                    is_paused: false,
+                    colocates: true,
+                })
+                .collect();
+            let plan = plan_around(&now, &waiting, &under_way, &around);
+            let mut taken: BTreeSet<Slot> = open.iter().flat_map(|(_, _, _, slots, _)| slots.iter().copied()).collect();
+            for one in plan.moves {
+                let keys: Vec<Key> = one.keys.into_keys().collect();
+                assert!(keys.iter().all(|key| now.lives_at(key) == one.source && one.source != one.target));
+                let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
+                assert!(slots.iter().all(|slot| taken.insert(*slot)), "a slot of two moves");
+                next += 1;
+                open.push((MoveId(next), one.source, one.target, slots.into_iter().collect(), keys));
+            }
+            plan.groups.into_iter().for_each(|group| around.recent.note(group.keys, steps));
+            let mut standings = plan.standings.into_iter();
+            waiting.retain(|wanted| {
+                let is_together = standings.next() == Some(ColocationStatus::Together);
+                if let ColocationRequest::Several { keys, .. } = wanted && is_together {
+                    let nodes: BTreeSet<NodeId> = keys.iter().map(|key| now.lives_at(key)).collect();
+                    assert_eq!(nodes.len(), 1);
+                }
+                !is_together
+            });
+            if choice == 0 && !open.is_empty() {
+                let (_, _, target, slots, keys) = open.remove(0);
+                now = now.keys_handed_over(&slots, &keys, target);
+            }
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! Requests of workers to move keys back to their slot owner, because a command needs several keys of a slot together.
+//! Requests of workers to bring keys to one node, because a command needs them together.
 //!
 //! The router cannot start moves itself: it does not own the journal. A worker sends the requirement and the client.
 //! The answer comes through the worker's mailbox; the new location of the keys comes with the topology.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use switchyard_policy::colocate::ColocationRequest;
@@ -23,6 +23,8 @@ pub struct ColocateRequest {
     wanted: ColocationRequest,
     command: String,
     timeout: Duration,
+    waited: Duration,
+    wait: Weak<()>,
     place: Option<ReplyTo>,
 }
 
@@ -35,16 +37,19 @@ struct ReplyTo {
 }
 
 impl ColocateRequest {
+    /// Creates a request. `wait` exists while the command waits: it has done so for `waited`, and does for `timeout` in
+    /// total.
     pub(crate) fn new(
         wanted: ColocationRequest,
         command: &str,
-        within: Duration,
+        (waited, timeout): (Duration, Duration),
+        wait: &Arc<()>,
         mailboxes: Arc<Mailboxes>,
         worker: usize,
         (client, number): (Handle, u32),
     ) -> Self {
         let place = Some(ReplyTo { mailboxes, worker, client, number });
-        Self { wanted, command: command.to_owned(), timeout: within, place }
+        Self { wanted, command: command.to_owned(), timeout, waited, wait: Arc::downgrade(wait), place }
     }
 
     /// Returns the keys that must be at one node.
@@ -59,10 +64,22 @@ impl ColocateRequest {
         &self.command
     }
 
-    /// Maximum wait of the client, from its request.
+    /// Maximum wait of the command.
     #[must_use]
-    pub fn within(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// Wait of the command before this request: an earlier one was answered, and other commands took its keys first.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Returns a reference to the wait, which ends when the command is sent or its client has disconnected.
+    #[must_use]
+    pub fn wait(&self) -> &Weak<()> {
+        &self.wait
     }
 
     /// Reports success: by the last published topology, the keys are together.

@@ -393,7 +393,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) errors: Errors,
     pub(crate) turns: Histogram,
     pub(crate) large: Counter,
-    /// Commands that waited for keys to return to their slot owner, and such commands that were refused.
+    /// Commands that waited until their keys were at one node, and such commands that were refused.
     pub(crate) colocate_waits: Counter,
     pub(crate) colocate_refused: Counter,
     /// Clients blocked at a node.

@@ -195,11 +195,13 @@ pub struct RuntimeSettings {
     pub slowlog_arguments: bool,
     /// Names (or patterns) of settings that clients may set at all nodes with CONFIG SET.
     pub config_set: Vec<String>,
-    /// Maximum bytes that a command on keys of several slots may collect at one node. 0: such commands are refused.
+    /// Treatment of commands that need keys of several nodes at one node.
+    pub cross_slot: CrossSlot,
+    /// Maximum bytes that a command on keys of several slots may collect at one node. 0: its keys are not collected.
     pub cross_slot_max: usize,
     /// Minimum size of values that are moved in pieces, in bytes of the node's memory. 0: none.
     pub big_key: usize,
-    /// Maximum time that a command waits for keys to return to their slot owner. Zero: it is refused.
+    /// Maximum time that a command waits until its keys are at one node. Zero: no keys are moved for commands.
     pub colocate_timeout: Duration,
     /// Whether scripts may use only declared keys.
     pub check_scripts: bool,
@@ -313,6 +315,15 @@ pub enum OnDataLoss {
     Hold,
     /// Hold a node that persists its data, serve any other.
     Auto,
+}
+
+/// Treatment of commands, transactions and scripts that need keys of several nodes at one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrossSlot {
+    /// The keys are brought to one node. Members of a cluster refuse them all the same.
+    CoLocate,
+    /// They are refused if their keys are in several slots, as by a Redis Cluster.
+    Refuse,
 }
 
 /// Subscribers to disconnect if they may have missed messages of a node.
@@ -458,6 +469,7 @@ impl Default for RuntimeSettings {
             slowlog_max_len: 128,
             slowlog_arguments: true,
             config_set: Vec::new(),
+            cross_slot: CrossSlot::CoLocate,
             cross_slot_max: 32 << 20,
             big_key: 1 << 20,
             colocate_timeout: Duration::from_secs(5),

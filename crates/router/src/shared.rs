@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use switchyard_policy::data_loss::{Data, Holdings, Sent};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::{Fingerprint, Side};
+use switchyard_policy::routing::{Route, route};
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
@@ -40,7 +41,7 @@ use crate::publication::{DrainBarrier, OldestInFlight, Publication};
 use crate::pubsub::Subscriptions;
 use crate::reigns::ProcessReplacements;
 use crate::scripts::Scripts;
-use crate::settings::{KnownProcess, Ports, Reads, RuntimeSettings, Servers};
+use crate::settings::{CrossSlot, KnownProcess, Ports, Reads, RuntimeSettings, Servers};
 use crate::single_node_usage::SingleNodeUsage;
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
@@ -77,6 +78,20 @@ pub(crate) struct RoutingSnapshot {
 }
 
 impl RoutingSnapshot {
+    /// Whether keys of several slots are brought to one node for commands that need them there.
+    pub(crate) fn colocates(&self) -> bool {
+        self.live.cross_slot == CrossSlot::CoLocate && !self.topology.is_of_cluster()
+    }
+
+    /// Routes a command that needs one node, by the configuration.
+    #[inline]
+    pub(crate) fn route<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
+        match route(&self.topology, keys) {
+            Route::Together(_) if !self.colocates() && self.topology.only_node().is_none() => Route::CrossSlot,
+            route => route,
+        }
+    }
+
     /// Whether scripts and functions may use only declared keys. A single node has all keys, so no check is needed.
     pub(crate) fn checks_scripts(&self) -> bool {
         self.live.check_scripts && self.topology.only_node().is_none()

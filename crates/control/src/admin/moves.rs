@@ -609,12 +609,12 @@ pub struct MovesReport {
     /// Effect of an abort, as a sentence for display.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Keys returned to their slot owners because commands needed them, since the router's start, by command.
+    /// Keys brought to others because commands needed them together, since the router's start, by command.
     #[serde(default)]
     pub brought_home: Vec<ReturnedKeysReport>,
 }
 
-/// Keys returned to their slot owners because a client's command needed several keys on one node.
+/// Keys brought to others because a client's command needed several keys on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReturnedKeysReport {
     /// Name of the command.
@@ -714,7 +714,7 @@ pub struct MoveReport {
     /// Pattern that selected these keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// Commands that need the keys on their slot owner, if the router started this move for them.
+    /// Commands that need the keys together with others, if the router started this move for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub home_for: Vec<ReturnedKeysReport>,
     /// Whether the planner started the move.

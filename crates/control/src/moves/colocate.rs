@@ -1,26 +1,28 @@
-//! Returns keys with placement overrides to their slot owners when a client's command needs them together with other
-//! keys.
+//! Brings keys to one node when a client's command needs them together.
 //!
 //! Workers report the keys that their clients wait for. This thread starts moves for them as an operator would:
 //! recorded, and with the same checks. A request for keys in transit joins the clients that wait for them. A thread of
 //! its own, because recording a move blocks, and neither a worker nor the executor may wait for that. The checks query
 //! nodes, so each pair of nodes is checked on another thread: a node without replies delays only its own moves.
+//!
+//! When the keys of a request are together, they stay there until its client has used them, but not longer than [`PIN`].
+//! Otherwise commands with common keys could take these from each other before any of them is executed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::colocate::{self, ColocationRequest, ColocationStatus, Open};
+use switchyard_policy::colocate::{self, Colocation, ColocationRequest, ColocationStatus, Fleet, Open, RecentGroups};
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder};
-use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
 use tracing::info;
 
 use super::Moves;
-use crate::admin::{MoveOptionsRequest, OperationError, ReturnedKeysReport};
+use crate::admin::{MoveOptionsRequest, OperationError, ReturnedKeysReport, conflict};
 
 /// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
 const HEALTH: Duration = Duration::from_millis(250);
@@ -28,7 +30,14 @@ const HEALTH: Duration = Duration::from_millis(250);
 /// Validity of a check of a pair of nodes. Mostly a move starts at once.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// How long a returned key is remembered.
+/// Maximum time for which keys stay at the node to which they were brought, until their client has used them. A worker
+/// adopts a topology and sends the command within a few milliseconds.
+const PIN: Duration = Duration::from_millis(50);
+
+/// Interval between checks whether such clients have used their keys, while others wait.
+const PIN_CHECK: Duration = Duration::from_millis(2);
+
+/// How long a moved key is remembered, for warnings.
 const WARN_PERIOD: Duration = Duration::from_secs(3600);
 
 /// Maximum number of remembered keys.
@@ -57,7 +66,7 @@ enum Check {
     Done(Instant, Result<(), OperationError>),
 }
 
-/// Statistics of returned keys, and the channel to the thread.
+/// Statistics of moved keys, and the channel to the thread.
 #[derive(Debug)]
 pub(crate) struct Colocations {
     sender: mpsc::Sender<ColocationEvent>,
@@ -69,7 +78,7 @@ pub(crate) struct Colocations {
 struct Tally {
     /// Number of keys, by the command that needed them.
     keys: BTreeMap<String, u64>,
-    /// Keys, with the time of their return and the commands that needed them.
+    /// Keys, with the time of their move and the commands that needed them.
     remembered: BTreeMap<Key, (Instant, Arc<str>)>,
 }
 
@@ -91,7 +100,7 @@ impl Colocations {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that keys have returned to their slot owners.
+    /// Records that keys were brought to a node.
     pub(super) fn note_done(&self, keys: &[Key], home_for: &BTreeMap<String, u64>) {
         let commands: Arc<str> = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ").into();
         let mut tally = self.tally();
@@ -107,7 +116,7 @@ impl Colocations {
         }
     }
 
-    /// Number of returned keys, by command.
+    /// Number of moved keys, by command.
     pub(super) fn report(&self) -> Vec<ReturnedKeysReport> {
         report_of(&self.tally().keys)
     }
@@ -123,8 +132,8 @@ impl Colocations {
         let commands: BTreeSet<&str> = lately.iter().flat_map(|(_, commands)| commands.split(", ")).collect();
         (!lately.is_empty()).then(|| {
             format!(
-                "{} of these keys were returned within the last hour because clients need them together with other keys of their slots ({}), and will be again \
-                 when needed (moves.colocate-timeout)",
+                "{} of these keys were brought to other keys within the last hour because clients need them together ({}), and will be again when needed \
+                 (moves.colocate-timeout)",
                 lately.len(),
                 commands.into_iter().collect::<Vec<_>>().join(", ")
             )
@@ -147,7 +156,25 @@ impl ColocatePort for Moves {
 #[derive(Debug)]
 struct Waiting {
     request: ColocateRequest,
+    since: Instant,
+}
+
+impl Waiting {
+    fn until(&self) -> Instant {
+        self.since + self.request.timeout()
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.until() <= now || self.request.wait().strong_count() == 0
+    }
+}
+
+/// Keys that a client is about to use.
+#[derive(Debug)]
+struct Pin {
+    slots: BTreeSet<Slot>,
     until: Instant,
+    wait: Weak<()>,
 }
 
 fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
@@ -158,30 +185,41 @@ fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
 pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
     let told = moves.colocations.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(told) = told else { return Ok(()) };
-    let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
-    moves.running.threads().spawn("colocate", move || colocation.run(&told))?;
+    let colocator = Colocator {
+        moves: Arc::clone(moves),
+        began: Instant::now(),
+        waiting: Vec::new(),
+        pins: Vec::new(),
+        recent: RecentGroups::default(),
+        checks: BTreeMap::new(),
+    };
+    moves.running.threads().spawn("colocate", move || colocator.run(&told))?;
     Ok(())
 }
 
-struct Colocation {
+struct Colocator {
     moves: Arc<Moves>,
+    /// Zero of the times of `recent`.
+    began: Instant,
+    /// Longest waiting first.
     waiting: Vec<Waiting>,
+    pins: Vec<Pin>,
+    recent: RecentGroups,
     checks: BTreeMap<Pair, Check>,
 }
 
-impl Colocation {
+impl Colocator {
     fn run(mut self, told: &mpsc::Receiver<ColocationEvent>) {
         while !self.moves.stopping.load(Ordering::Acquire) {
-            let soonest = self.waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
+            let soonest = self.waiting.iter().map(|w| w.until().saturating_duration_since(Instant::now())).min();
+            let interval = if self.pins.is_empty() { HEALTH } else { PIN_CHECK };
             let first = match soonest {
                 None => told.recv().ok(),
-                Some(soonest) => told.recv_timeout(soonest.min(HEALTH)).ok(),
+                Some(soonest) => told.recv_timeout(soonest.min(interval)).ok(),
             };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
-                    ColocationEvent::Request(request) => {
-                        self.waiting.push(Waiting { until: Instant::now() + request.within(), request })
-                    }
+                    ColocationEvent::Request(request) => self.add(request),
                     ColocationEvent::Look => {}
                     ColocationEvent::Stopped { keys, why } => {
                         let placement = self
@@ -198,8 +236,9 @@ impl Colocation {
                 }
             }
             let now = Instant::now();
-            // Their workers have already replied to the clients.
-            self.waiting.extract_if(.., |w| w.until <= now).for_each(|w| w.request.done());
+            // Their workers have already replied to the clients, or have sent the commands.
+            self.waiting.extract_if(.., |w| w.is_over(now)).for_each(|w| w.request.done());
+            self.pins.retain(|pin| now < pin.until && pin.wait.strong_count() > 0);
             self.checks.retain(|_, check| match check {
                 // The thread has delivered its result, or has panicked.
                 Check::Running(thread) => !thread.is_finished(),
@@ -211,29 +250,54 @@ impl Colocation {
         }
     }
 
+    /// Adds a client. One that has found its keys apart again keeps its place, and its keys are not held for it.
+    fn add(&mut self, request: ColocateRequest) {
+        self.pins.retain(|pin| !pin.wait.ptr_eq(request.wait()));
+        let now = Instant::now();
+        let since = now.checked_sub(request.waited()).unwrap_or(now);
+        let place = self.waiting.partition_point(|other| other.since <= since);
+        self.waiting.insert(place, Waiting { request, since });
+    }
+
     /// Starts all moves that can start.
     fn start_colocations(&mut self) {
         let moves = Arc::clone(&self.moves);
-        let topology = match moves.topology_now() {
+        let mut topology = match moves.topology_now() {
             Ok(topology) => topology,
             Err(refused) => return refuse(self.waiting.drain(..), refused.text()),
         };
         let away = self.nodes_away();
+        let nodes_away: BTreeSet<NodeId> = away.keys().copied().collect();
+        let is_drained = |id: &NodeId| moves.drained.has(&moves.name(*id));
+        let drained: BTreeSet<NodeId> = topology.nodes().map(|node| node.id).filter(is_drained).collect();
+        let pinned: BTreeSet<Slot> = self.pins.iter().flat_map(|pin| pin.slots.iter().copied()).collect();
         let waiting = std::mem::take(&mut self.waiting);
-        let plan = {
+        let (plan, mut known) = {
             let state = moves.state();
+            // A move is closed after the publication of its result, so this map has the results of all that are closed.
+            topology = moves.placement.topology().unwrap_or(topology);
             let open = state.open.iter().map(|(id, planned)| Open {
                 id: *id,
                 source: planned.order.source,
                 target: planned.order.target,
                 slots: &planned.order.slots,
+                keys_only: planned.order.keys.is_some(),
                 is_paused: planned.steering.paused,
                 colocates: matches!(planned.order.cause, Cause::Needed(_)),
             });
             let wanted: Vec<&ColocationRequest> = waiting.iter().map(|w| w.request.wanted()).collect();
-            colocate::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
+            let fleet = Fleet {
+                topology: &topology,
+                open: &open.collect::<Vec<_>>(),
+                pinned: &pinned,
+                away: &nodes_away,
+                drained: &drained,
+                recent: &self.recent,
+            };
+            (colocate::plan(&fleet, &wanted), state.open.keys().copied().collect::<BTreeSet<MoveId>>())
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
+        let mut begun: BTreeSet<usize> = BTreeSet::new();
         for colocation in plan.moves {
             let between = (colocation.source, colocation.target);
             let outcome = match self.checks.remove(&between) {
@@ -257,6 +321,7 @@ impl Colocation {
                 *home_for.entry(waiting[*first].request.command().to_owned()).or_default() += 1;
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let has_room = self.check_room(&topology, &colocation);
             let keys: Arc<[Key]> = colocation.keys.into_keys().collect();
             let (slots, count) = (MoveOrder::slots_of(topology.placement(), &keys), keys.len());
             let order = |how| MoveOrder {
@@ -267,27 +332,50 @@ impl Colocation {
                 how,
                 cause: Cause::Needed(home_for),
             };
-            match outcome.and_then(|()| moves.accept_checked(vec![order(colocation_options(&moves)?)])) {
+            let order = match outcome.and(has_room).and_then(|()| colocation_options(&moves)) {
+                Ok(how) => order(how),
+                Err(refused) => {
+                    refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned())));
+                    continue;
+                }
+            };
+            match moves.accept_checked(vec![order]) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
+                    known.insert(MoveId(id));
                     info!(
-                        "move {id} returns {} to the slot owner: {commands} needs them together with others of their slots",
-                        counted(count, "key")
+                        "move {id} brings {} to {}: {commands} needs them together with others",
+                        counted(count, "key"),
+                        moves.name(colocation.target)
                     );
+                    begun.extend(colocation.wanted_by);
                 }
+                // Another move was accepted or has ended since the plan was made. Its requests are planned again.
+                Err(OperationError::Conflict(_)) if self.is_outdated(&topology, &known) => {}
                 Err(refused) => {
                     refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned())))
                 }
             }
         }
+        let now = Instant::now();
+        let now_ms = now.saturating_duration_since(self.began).as_millis() as u64;
+        for group in plan.groups {
+            if group.wanted_by.iter().any(|place| begun.contains(place)) {
+                self.recent.note(group.keys, now_ms);
+            }
+        }
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
                 (Some(why), _) => w.request.refuse(&why),
-                (None, ColocationStatus::AtSlotOwner) => w.request.done(),
+                (None, ColocationStatus::Together) => {
+                    let slots = w.request.wanted().slots(topology.placement());
+                    self.pins.push(Pin { slots, until: now + PIN, wait: w.request.wait().clone() });
+                    w.request.done();
+                }
                 (None, ColocationStatus::Wait) => self.waiting.push(w),
                 (None, ColocationStatus::Paused(MoveId(id))) => {
                     w.request.refuse(&format!(
-                        "its slot is part of move {id}, which is paused (switchyard moves resume {id})"
+                        "a slot of them is part of move {id}, which is paused (switchyard moves resume {id})"
                     ));
                 }
                 (None, ColocationStatus::Away(node)) => {
@@ -296,6 +384,26 @@ impl Colocation {
                 }
             }
         }
+    }
+
+    /// Whether the topology or the open moves differ from those of a plan.
+    fn is_outdated(&self, topology: &Topology, known: &BTreeSet<MoveId>) -> bool {
+        let now = self.moves.placement.topology();
+        now.is_none_or(|now| now.epoch() != topology.epoch())
+            || self.moves.open_ids().iter().any(|id| !known.contains(id))
+    }
+
+    /// Checks that the directory of placement overrides has room for the keys of a move, in addition to those of open
+    /// moves.
+    fn check_room(&self, topology: &Topology, colocation: &Colocation) -> Result<(), OperationError> {
+        let is_new = |key: &&Arc<[u8]>| topology.placement_override(key).is_none();
+        if !colocation.keys.keys().filter(is_new).any(|key| topology.owner_of(key) != colocation.target) {
+            return Ok(());
+        }
+        let open = self.moves.open_keys();
+        let keys = colocation.keys.keys().chain(open.iter().flat_map(|keys| keys.iter())).filter(is_new);
+        let has_room = topology.room_for_overrides(keys.map(|key| &**key), colocation.target);
+        has_room.map_err(|full| conflict(format!("the directory of placement overrides is full: {full}")))
     }
 
     /// Checks both nodes in another thread, as for a move that an operator orders.
@@ -333,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moving_a_returned_key_away_gives_a_warning() {
+    fn moving_a_colocated_key_away_gives_a_warning() {
         let home = Colocations::default();
         let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].map(Key::from).to_vec();
         assert_eq!((home.warning(&keys), home.report()), (None, Vec::new()));

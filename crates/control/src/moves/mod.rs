@@ -51,6 +51,7 @@ pub(crate) use published::source_ops_max;
 
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
+use crate::members::Drained;
 use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, save_json};
@@ -115,6 +116,8 @@ pub struct Moves {
     /// them with these options.
     unopened_options: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     colocations: colocate::Colocations,
+    /// Drained nodes, to which no keys are brought.
+    drained: Arc<Drained>,
 }
 
 /// Thread of the executor.
@@ -162,6 +165,11 @@ impl Moves {
     /// Keys that open moves transfer without their slots.
     pub(crate) fn open_keys(&self) -> Vec<Arc<[Key]>> {
         self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect()
+    }
+
+    /// Drained nodes.
+    pub(crate) fn drained(&self) -> &Arc<Drained> {
+        &self.drained
     }
 
     /// State of colocation.

@@ -198,7 +198,7 @@ impl Moves {
         page.gauge("moves_journal_trouble", "1 while the journal of moves cannot be written", trouble);
         let homes: Vec<_> =
             report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
-        let help = "Keys returned to their slots' owners because a command needed them together with others of their slots, by command";
+        let help = "Keys brought to others because a command needed them together, by command";
         page.counters(
             "moves_brought_home_keys",
             help,

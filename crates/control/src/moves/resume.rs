@@ -19,6 +19,7 @@ use super::queue::{Planned, State};
 use crate::admin::MoveReport;
 use crate::journal::Sync;
 use crate::ledger::Ledger;
+use crate::members::Drained;
 use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::load_json;
@@ -44,6 +45,7 @@ impl Moves {
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_json(&*store, OPTIONS)?;
         let ended: Vec<EndedMove> = load_json(&*store, ENDED)?;
+        let drained = Arc::new(Drained::load(&store)?);
         // The process may have died after storing the end and before removing the record.
         let ended: VecDeque<MoveReport> = ended.into_iter().map(MoveReport::from).collect();
         // The process may have died between noting an end and taking the move off the record.
@@ -74,6 +76,7 @@ impl Moves {
             keeping: Mutex::default(),
             unopened_options: Arc::default(),
             colocations: super::colocate::Colocations::default(),
+            drained,
         };
         over.into_iter().for_each(|id| moves.record_end(id));
         Ok(Arc::new(moves))

@@ -60,7 +60,7 @@ pub struct Operator {
     running: Arc<Running>,
     store: Arc<RedbStore>,
     list: Arc<dyn NodeList>,
-    drained: Drained,
+    drained: Arc<Drained>,
     ring: ServerList,
     rules: RuleAdoption,
     /// Names of the configured nodes.
@@ -87,7 +87,7 @@ impl Operator {
         store: Arc<RedbStore>,
         list: Arc<dyn NodeList>,
     ) -> anyhow::Result<Arc<Self>> {
-        let drained = Drained::load(&store)?;
+        let drained = Arc::clone(moves.drained());
         let ring = ServerList::load(&store)?;
         let rules = RuleAdoption::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;

@@ -143,7 +143,7 @@ impl KeyAt {
 pub enum PinnedReason {
     /// The key has a hash tag, so it is used together with others.
     Tagged,
-    /// A command needed the key together with others of its slot within the last hour.
+    /// A command needed the key together with others within the last hour.
     NeededAtHome,
     /// The slot, or keys of it, are in transit.
     Moving,

@@ -66,7 +66,7 @@ pub struct FleetContext {
     pub down: BTreeSet<NodeId>,
     /// Nodes that must become empty.
     pub leaving: BTreeSet<NodeId>,
-    /// Observed keys that commands needed at their slot owner within the last hour.
+    /// Observed keys that commands needed together with others within the last hour.
     pub needed: BTreeSet<Name>,
     /// Whether hot copies answer reads.
     pub copies: bool,

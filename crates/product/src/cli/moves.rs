@@ -317,7 +317,7 @@ fn render(report: &MovesReport) -> String {
         let by_command: Vec<String> =
             report.brought_home.iter().map(|home| format!("{} {}", home.command, count(home.keys))).collect();
         out.push_str(&format!(
-            "\nkeys returned to their slots' owners because commands needed them with other keys: {}\n",
+            "\nkeys brought to others because commands needed them together: {}\n",
             by_command.join(", ")
         ));
     }
@@ -467,10 +467,10 @@ fn numbers(report: &MoveReport) -> String {
     )
 }
 
-/// Commands for which a move returns keys to their slot owners, if any.
+/// Commands for which a move brings keys together, if any.
 fn home_for(report: &MoveReport) -> String {
     let commands: Vec<&str> = report.home_for.iter().map(|home| home.command.as_str()).collect();
-    if commands.is_empty() { String::new() } else { format!(" (returns keys for {})", commands.join(", ")) }
+    if commands.is_empty() { String::new() } else { format!(" (brings keys together for {})", commands.join(", ")) }
 }
 
 /// Counts of big keys, if there were any.
@@ -576,8 +576,8 @@ mod tests {
                 && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"),
             "{shown}"
         );
-        assert!(lines[2].contains("moving (returns keys for RENAME)"), "{shown}");
-        assert!(shown.contains("with other keys: EVAL 1 200, RENAME 3\n"), "{shown}");
+        assert!(lines[2].contains("moving (brings keys together for RENAME)"), "{shown}");
+        assert!(shown.contains("needed them together: EVAL 1 200, RENAME 3\n"), "{shown}");
         assert!(
             shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"),
             "{shown}"

@@ -11,7 +11,7 @@ use switchyard_control::moves::{DURABILITIES, keyword_of, parse_keyword};
 use switchyard_control::planner::{Mode, POLICIES};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
-use switchyard_router::{KEY_RATE_MAX, OnDataLoss, OnMissed, Reads, Reports};
+use switchyard_router::{CrossSlot, KEY_RATE_MAX, OnDataLoss, OnMissed, Reads, Reports};
 
 use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
@@ -448,9 +448,12 @@ keys! {
         "Commands of one client that may be in flight; more wait in its socket.";
     "argument-max" Reload ["proto-max-bulk-len"] size(KB..=4 * GB) runtime.argument_max,
         "Largest single argument (key or value) that is accepted. The nodes' proto-max-bulk-len must allow it too.";
+    "cross-slot" Reload [] word([(CrossSlot::CoLocate, "co-locate"), (CrossSlot::Refuse, "refuse")]) runtime.cross_slot,
+        "Treatment of commands, transactions and scripts that need keys of several nodes at one node. co-locate: the keys are brought to one node, and stay there. \
+         refuse: CROSSSLOT if the keys are in several slots, as by a Redis Cluster.";
     "cross-slot-max" Reload [] size(0..=GB) runtime.cross_slot_max,
         "Bytes of keys that a command with several source keys (SUNION, ZINTERSTORE, BITOP, COPY) may collect on one node if \
-         they are in different slots. 0: refuse it with CROSSSLOT, as Redis Cluster does.";
+         they are at several nodes. 0: no keys are collected; the command is treated like others (cross-slot).";
     "reads" Reload ["read-from", "readfrom", "read-preference"] by(read_reads, |reads| quoted(reads.name())) runtime.reads,
         "Servers for reads from nodes with replicas: primary; prefer-replica (the primary if no replica is usable); replica (otherwise an \
          error); nearest. A replica's reply may be older than the last write. Applies to new connections.";
@@ -560,8 +563,8 @@ keys! {
     "big-key" Reload ["large-key", "big-keys"] size(0..=GB) runtime.big_key,
         "Values that take at least this many bytes of a node's memory are copied in pieces, so that commands wait only for a piece. 0: none.";
     "colocate-timeout" Reload ["bring-home-timeout", "home-timeout"] time(Duration::ZERO..=HOUR) runtime.colocate_timeout,
-        "Maximum time that a command waits until keys that were moved without their slots (move --keys) are returned to their slot's owner. 0s: they are \
-         not returned, and it is refused with CROSSSLOT.";
+        "Maximum time that a command waits until its keys are brought to one node. 0s: no keys are moved for commands, and those that need it are refused with \
+         CROSSSLOT.";
 
     [Telemetry]
     "sample" Reload ["sampling-rate"] count(0..=1024) runtime.telemetry.sample,

@@ -31,7 +31,7 @@ pub(crate) use switchyard_control::nodes::{
 };
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
-use switchyard_router::{Cluster, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
+use switchyard_router::{Cluster, CrossSlot, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 pub(crate) use keys::AppliesOn;
@@ -800,6 +800,8 @@ impl Config {
                     cluster,
                     memory_max: self.memory_max.bytes(),
                     one_database: ejection.is_some(),
+                    // A server that has keys of other servers' slots is never ejected.
+                    cross_slot: if ejection.is_some() { CrossSlot::Refuse } else { self.runtime.cross_slot },
                     ..self.runtime.clone()
                 };
                 let cluster = self.cluster_places(nodes_password, nodes_tls);

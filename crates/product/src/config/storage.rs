@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use switchyard_control::cluster::ClusterReader;
-use switchyard_router::{NodeAccess, NodeTls, OnDataLoss, RuntimeSettings, Secret};
+use switchyard_router::{CrossSlot, NodeAccess, NodeTls, OnDataLoss, RuntimeSettings, Secret};
 
 use super::raw::Raw;
 use super::tls::NodeFiles;
@@ -65,7 +65,7 @@ const OF_NODES: [(&str, &str); 11] = [
     ("planner.max-keys-per-minute", "single keys cannot leave their slot"),
     ("planner.interval", "slots of a cluster are planned every 10 s"),
     ("autoscale.", "members join and leave by the cluster's own tools"),
-    ("clients.cross-slot-max", "members of a cluster refuse commands with keys of several slots"),
+    ("clients.cross-slot", "members of a cluster refuse commands with keys of several slots"),
 ];
 
 impl Config {
@@ -129,6 +129,7 @@ impl Config {
             wait_max: Some(self.storage.wait_max.unwrap_or(WAIT_MAX)),
             on_data_loss: OnDataLoss::Serve,
             one_database: true,
+            cross_slot: CrossSlot::Refuse,
             cross_slot_max: 0,
             hot_copies,
             ..live

@@ -153,12 +153,12 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that used a separate connection because of their size", |w| &w.large),
-    ("colocate_waits", "Commands that waited for keys to return to their slot owner", |w| &w.colocate_waits),
+    ("colocate_waits", "Commands that waited until their keys were at one node", |w| &w.colocate_waits),
     ("hot_copies_fills", "Reads sent to nodes to fill a hot copy", |w| &w.hot.fills),
     ("hot_copies_invalidations", "Invalidations received from nodes for keys with hot copies", |w| {
         &w.hot.invalidations
     }),
-    ("colocate_refused", "Commands refused because keys could not return to their slot owner", |w| &w.colocate_refused),
+    ("colocate_refused", "Commands refused because their keys could not be brought to one node", |w| &w.colocate_refused),
 ];
 
 /// Clients that the router has disconnected, by reason.

@@ -1,5 +1,5 @@
-//! Commands that need several keys at one node while some live elsewhere than their slot: they wait until the keys have
-//! returned to the slot owner.
+//! Commands that need several keys at one node while these are at several nodes: they wait until the keys are together.
+//! Keys of one slot return to its owner; keys of several slots come to one of their nodes.
 //!
 //! The worker requests this ([`crate::colocate`]) once per command, and processes the command again with the next
 //! topology. No state of the command is kept except that it waits, so its needs are determined at that time, and its
@@ -10,30 +10,35 @@
 
 pub(super) mod state;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use switchyard_policy::colocate::ColocationRequest;
+use switchyard_policy::colocate::{ColocationRequest, REQUEST_KEYS_MAX};
 use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::{NodeId, Slot};
 
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::flow::Flow;
-use super::overrides::{not_together, wanted_of};
+use super::keyed::CommandHooks;
+use super::overrides::{apart_text, not_together, wanted_of};
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::invocation::Invocation;
 use state::ColocateWait;
 
-/// Whether the next command of the client waits for the return of keys.
+/// Whether the next command of the client waits for its keys.
 pub(super) fn waits_for_colocation(client: &Client) -> bool {
     client.state().is_some_and(|wait: &ColocateWait| wait.number == client.replies().next_seq())
 }
 
 fn late_text(turn: &Turn, text: &str) -> String {
     format!(
-        "{text}. It did not return within {:?} (moves.colocate-timeout); see switchyard moves",
+        "{text}. The keys were not brought together within {:?} (moves.colocate-timeout); see switchyard moves",
         turn.routing().live.colocate_timeout
     )
 }
@@ -47,13 +52,13 @@ pub(super) fn wait_for_colocation(
     handle: Handle,
     command: &str,
     wanted: ColocationRequest,
-    text: String,
+    text: impl FnOnce() -> String,
 ) -> Result<Flow, String> {
     let limit = turn.routing().live.colocate_timeout;
     let (now_us, worker) = (turn.now_us(), turn.index());
     let Some(client) = down.get_mut(handle) else { return Ok(Flow::Close) };
     let Some(port) = turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
-        return Err(text);
+        return Err(text());
     };
     let number = client.replies().next_seq();
     if !waits_for_colocation(client) {
@@ -61,37 +66,52 @@ pub(super) fn wait_for_colocation(
         client.set_state(ColocateWait {
             number,
             since_us: now_us,
+            wait: Arc::default(),
             is_requested: false,
             refusal: None,
             text: String::new(),
         });
     }
-    let Some(wait) = client.state_mut::<ColocateWait>() else { return Err(text) };
+    let Some(wait) = client.state_mut::<ColocateWait>() else { return Err(text()) };
     // In the error cases the client gets a reply, so the number no longer matches any command.
     if let Some(why) = wait.refusal.take() {
         turn.counters().colocate_refused.add(1);
-        return Err(format!("{text}. It was not returned automatically: {why}"));
+        return Err(format!("{}. The keys were not brought together: {why}", text()));
     }
-    if now_us.saturating_sub(wait.since_us) > limit.as_micros() as u64 {
+    let waited = Duration::from_micros(now_us.saturating_sub(wait.since_us));
+    if waited > limit {
         turn.counters().colocate_refused.add(1);
-        return Err(late_text(turn, &text));
+        return Err(late_text(turn, &text()));
     }
     if !wait.is_requested {
         wait.is_requested = true;
         port.colocate(ColocateRequest::new(
             wanted,
             command,
-            limit,
+            (waited, limit),
+            &wait.wait,
             turn.shared().mailboxes.clone(),
             worker,
             (handle, number),
         ));
     }
-    wait.text = text;
+    if wait.text.is_empty() {
+        wait.text = text();
+    }
     Ok(Flow::Stall(Stall::Colocation))
 }
 
-/// Handles the answer to a request. The return of the keys is seen in the topology: a command that finds them apart
+/// Ends the wait of a command that was sent or answered: its keys need not stay where they are any more.
+pub(super) fn end_colocation(down: &mut Downstreams, handle: Handle) {
+    if let Some(client) = down.get_mut(handle)
+        && client.state::<ColocateWait>().is_some()
+        && !waits_for_colocation(client)
+    {
+        client.take_state::<ColocateWait>();
+    }
+}
+
+/// Handles the answer to a request. The arrival of the keys is seen in the topology: a command that finds them apart
 /// again repeats the request, after a tick.
 pub(super) fn on_colocation(
     turn: &Turn,
@@ -133,16 +153,80 @@ pub(super) fn settle_colocate_waits(turn: &Turn, down: &mut Downstreams, all: bo
     }
 }
 
-/// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some
-/// have placement overrides.
+/// Handles a command that needs its keys, the arguments at `keys`, at one node: they are in several slots, or some have
+/// placement overrides. `None`: they are together, with all that the command may use.
 #[cold]
-pub(super) fn bring_together(turn: &Turn, down: &mut Downstreams, call: &Invocation<'_>, keys: &[u32]) -> Flow {
+pub(super) fn bring_together(
+    turn: &Turn,
+    down: &mut Downstreams,
+    hooks: &mut CommandHooks,
+    call: &Invocation<'_>,
+    keys: &[u32],
+) -> Option<Flow> {
     let Invocation { routing, handle, command, args, .. } = *call;
-    let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-    let text = not_together(turn, routing, keys.clone());
-    let waits = match route(&routing.topology, keys.clone()) {
-        Route::Parted(_) => wait_for_colocation(turn, down, handle, &command.name, wanted_of(routing, keys), text),
-        _ => Err(text),
+    let names = keys.iter().filter_map(|k| args.get(*k as usize));
+    let waits = match needed(turn, hooks, call, names.clone()) {
+        Ok(None) => return None,
+        Ok(Some(wanted)) => {
+            wait_for_colocation(turn, down, handle, &command.name, wanted, || not_together(turn, routing, names))
+        }
+        Err(text) => Err(text),
     };
-    waits.unwrap_or_else(|text| down.refuse(turn, handle, command.class() as u8, &text))
+    Some(waits.unwrap_or_else(|text| down.refuse(turn, handle, command.class() as u8, &text)))
+}
+
+/// Returns the request that brings these keys of a command together; `None` if they are. The error is for the client.
+fn needed<'k>(
+    turn: &Turn,
+    hooks: &mut CommandHooks,
+    call: &Invocation<'_>,
+    keys: impl Iterator<Item = &'k [u8]> + Clone,
+) -> Result<Option<ColocationRequest>, String> {
+    let Invocation { routing, command, args, .. } = *call;
+    let target = route(&routing.topology, keys.clone());
+    match target {
+        Route::Parted(_) => return Ok(Some(wanted_of(routing, keys))),
+        Route::Owner(..) | Route::Anywhere => return Ok(None),
+        Route::Together(_) | Route::CrossSlot => {}
+    }
+    if !routing.colocates() || command.blocks(args) {
+        return Err(apart_text(routing, keys));
+    }
+    if hooks.needs_whole_slots(turn, routing, command, args) {
+        let slots = keys.clone().map(|key| routing.topology.slot_of(key)).collect();
+        return whole_slots(routing, slots).map_err(|why| format!("{}. {why}", apart_text(routing, keys)));
+    }
+    match target {
+        Route::Together(_) => Ok(None),
+        _ => wanted_of_several(routing, keys.map(Arc::from).collect(), None).map(Some),
+    }
+}
+
+/// Returns the request that brings these keys of several slots together. `at`: the required node.
+pub(super) fn wanted_of_several(
+    routing: &RoutingSnapshot,
+    keys: Vec<Arc<[u8]>>,
+    at: Option<NodeId>,
+) -> Result<ColocationRequest, String> {
+    if keys.len() > REQUEST_KEYS_MAX {
+        let text = apart_text(routing, keys.iter().map(|key| &**key));
+        return Err(format!(
+            "{text}. They are {} keys at several nodes, and at most {REQUEST_KEYS_MAX} are brought to one",
+            keys.len()
+        ));
+    }
+    Ok(ColocationRequest::Several { keys, at })
+}
+
+/// Returns the request after which one node has all keys of these slots; `None` if it has. The error is the reason why
+/// that is impossible.
+pub(super) fn whole_slots(
+    routing: &RoutingSnapshot,
+    slots: BTreeSet<Slot>,
+) -> Result<Option<ColocationRequest>, &'static str> {
+    let owners: BTreeSet<NodeId> = slots.iter().map(|slot| routing.topology.owner(*slot)).collect();
+    if owners.len() > 1 {
+        return Err("It may use keys of these slots that it does not name, and the slots have several owners");
+    }
+    Ok(slots.into_iter().find(|slot| routing.topology.has_override(*slot)).map(ColocationRequest::Slot))
 }

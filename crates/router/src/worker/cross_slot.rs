@@ -5,8 +5,9 @@
 //! and the removal of these names. So the destination changes atomically or not at all, and clients see no temporary
 //! key. Each source is read at a separate moment between the command and its reply, as for MGET over several nodes.
 //!
-//! Commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX) are refused, as by Redis Cluster: two nodes cannot
-//! change atomically, and half of such a command loses or duplicates a value. `clients.cross-slot-max = 0` refuses all.
+//! For commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX) the keys are brought to one node
+//! ([`super::colocate`]): two nodes cannot change atomically, and half of such a command loses or duplicates a value. With
+//! `clients.cross-slot-max = 0` this applies to all.
 //!
 //! The router does not compute results itself, because the code of the nodes knows all options, encodings and errors.
 
@@ -353,14 +354,13 @@ impl Gathers {
         let class = command.class() as u8;
         let bytes_max = routing.live.cross_slot_max;
         let keys = hooks.keys.clone();
-        let Some(kind) = kind_of(command, &keys).filter(|_| bytes_max > 0) else {
-            return Ok(bring_together(turn, down, call, &keys));
-        };
-        if kind == Kind::Copy && args.iter().skip(3).any(|a| is_option(a, b"DB")) {
-            return Ok(bring_together(turn, down, call, &keys));
-        }
         let owner = |index: usize| routing.topology.lives_at(args.get(index).unwrap_or_default());
         let first = owner(keys.first().map_or(0, |k| *k as usize));
+        let kind = kind_of(command, &keys).filter(|_| bytes_max > 0);
+        let between_databases = || kind == Some(Kind::Copy) && args.iter().skip(3).any(|a| is_option(a, b"DB"));
+        let Some(kind) = kind.filter(|_| !between_databases()) else {
+            return bring_together(turn, down, hooks, call, &keys).map_or(Err(first), Ok);
+        };
         if keys.iter().all(|k| owner(*k as usize) == first) {
             return Err(first);
         }
@@ -370,7 +370,7 @@ impl Gathers {
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return Ok(bring_together(turn, down, call, &keys));
+            return bring_together(turn, down, hooks, call, &keys).map_or(Err(first), Ok);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = down.get_mut(handle).filter(|_| kind != Kind::Read) {

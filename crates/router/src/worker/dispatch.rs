@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use switchyard_policy::colocate::ColocationRequest;
-use switchyard_policy::routing::{Route, common_node, route, split};
+use switchyard_policy::routing::{Route, common_node, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::Worker;
-use super::colocate::wait_for_colocation;
+use super::colocate::{bring_together, wait_for_colocation};
 use super::context::Context;
 use super::cross_slot::spans_slots;
 use super::downstreams::Downstreams;
@@ -197,7 +197,7 @@ impl Worker {
                 let mut keys = std::mem::take(&mut self.cx.hooks.keys);
                 keys.clear();
                 let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
-                let target = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                let target = routing.route(keys.iter().filter_map(|k| args.get(*k as usize)));
                 if found.is_ok() && matches!(target, Route::CrossSlot | Route::Together(_)) && !spans_slots(command) {
                     self.cx.hooks.groups.note(keys.iter().filter_map(|k| args.get(*k as usize)));
                 }
@@ -209,21 +209,18 @@ impl Worker {
                         }
                         None => return self.cx.down.refuse(&self.cx.turn, handle, class, &error.text(command)),
                     },
-                    (Ok(()), Route::Together(node)) => {
-                        return self.reissued_commands.together(&mut self.cx, call, node, Limit::Slots);
-                    }
+                    (Ok(()), Route::Together(node)) => return self.several_slots(call, node),
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if routing.topology.has_override(slot)
                             && self.cx.hooks.uses_undeclared(&self.cx.turn, routing, command, args) =>
                     {
-                        let text = undeclared_text(&self.cx.turn, routing, slot);
                         let waits = wait_for_colocation(
                             &self.cx.turn,
                             &mut self.cx.down,
                             handle,
                             &command.name,
                             ColocationRequest::Slot(slot),
-                            text,
+                            || undeclared_text(&self.cx.turn, routing, slot),
                         );
                         return waits.unwrap_or_else(|text| self.cx.down.refuse(&self.cx.turn, handle, class, &text));
                     }
@@ -234,11 +231,10 @@ impl Worker {
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
-                        return match self.gathers.cross_slot(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call)
-                        {
-                            Ok(flow) => flow,
-                            Err(node) => forward(&mut self.cx, call, node),
-                        };
+                        match self.gathers.cross_slot(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call) {
+                            Ok(flow) => return flow,
+                            Err(node) => node,
+                        }
                     }
                     (Ok(()), Route::Anywhere) => match self.cx.up.choose_node(&self.cx.turn, routing) {
                         Some(node) => node,
@@ -251,6 +247,18 @@ impl Worker {
             return script(&mut self.cx, call, node);
         }
         forward(&mut self.cx, call, node)
+    }
+
+    /// Executes a command whose keys are in several slots, and all at this node.
+    #[cold]
+    fn several_slots(&mut self, call: &Invocation<'_>, node: NodeId) -> Flow {
+        if call.routing.topology.only_node().is_none() {
+            let keys = self.cx.hooks.keys.clone();
+            if let Some(flow) = bring_together(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call, &keys) {
+                return flow;
+            }
+        }
+        self.reissued_commands.together(&mut self.cx, call, node, Limit::Slots)
     }
 
     fn every(&mut self, call: &Invocation<'_>, merge: Merge) -> Flow {
@@ -433,9 +441,15 @@ impl ReissuedCommands {
         } else {
             forward(cx, call, node)
         };
-        // Some are supported with several nodes as well.
-        let is_limited = limit != Limit::Slots || routing.live.cross_slot_max == 0 || !spans_slots(command);
-        if flow == Flow::Next && is_limited {
+        // Most are supported with several nodes as well.
+        let is_limited = match limit {
+            Limit::Slots if routing.colocates() => {
+                command.blocks(args) || cx.hooks.needs_whole_slots(&cx.turn, routing, command, args)
+            }
+            Limit::Slots => routing.live.cross_slot_max == 0 || !spans_slots(command),
+            _ => true,
+        };
+        if flow == Flow::Next && is_limited && routing.topology.only_node().is_some() {
             cx.hooks.tally.note(&command.name, limit);
         }
         flow

@@ -11,6 +11,7 @@ use tracing::debug;
 
 use super::Worker;
 use super::accept::handshake_failed;
+use super::colocate::end_colocation;
 use super::context::Context;
 use super::downstreams::Downstreams;
 use super::downstreams::client::{Repeat, Upload};
@@ -110,6 +111,7 @@ impl Worker {
     /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
+        end_colocation(&mut self.cx.down, handle);
         let held = self.cx.down.get(handle).and_then(|client| client.held());
         if let Some(held) = held.filter(|held| self.cx.up.get(*held).is_some_and(|link| link.is_unused_by(handle))) {
             self.cx.down.give_back(handle, held);

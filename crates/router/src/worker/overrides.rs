@@ -1,8 +1,9 @@
-//! Keys with placement overrides (`Topology::lives_at`), for commands that need several keys of such a slot.
+//! Keys at several nodes (`Topology::lives_at`), for commands and transactions that need them at one: in several slots, or
+//! of one slot with placement overrides.
 //!
 //! A command with one key, or with keys at the same node, goes to that node without this code. Other commands wait
-//! until the keys return to the slot owner (`colocate`), unless `cross_slot` can collect the values. If the keys do not
-//! return, the command is refused, with the command line that moves them back.
+//! until the keys are together (`colocate`), unless `cross_slot` can collect the values. If they do not come together, the
+//! command is refused, for keys of one slot with the command line that moves them back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -208,7 +208,7 @@ fn exec_after_colocation(
     let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
     let queue = session.multi.requests();
     let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
-    wait_for_colocation(turn, down, handle, "EXEC", wanted, text).unwrap_or_else(|text| {
+    wait_for_colocation(turn, down, handle, "EXEC", wanted, || text).unwrap_or_else(|text| {
         discard(down, handle);
         down.refuse(turn, handle, class, &text)
     })
@@ -263,7 +263,7 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
         let text = not_together(&cx.turn, routing, keys.clone());
         let waits = match target {
             Route::Parted(_) => {
-                wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted_of(routing, keys), text)
+                wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted_of(routing, keys), || text)
             }
             _ => Err(text),
         };
@@ -297,7 +297,7 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
         let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
         watched.extend(keys.map(Box::from));
         let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
-        return wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted, text).unwrap_or_else(
+        return wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted, || text).unwrap_or_else(
             |text| {
                 watch_failed(&mut cx.down, handle);
                 cx.down.refuse(&cx.turn, handle, class, &text)

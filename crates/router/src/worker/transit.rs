@@ -286,6 +286,21 @@ impl CommandHooks {
         self.keys = places;
     }
 
+    /// Whether all keys of the command's slots must be at its node, because it may use others than it names.
+    pub(super) fn needs_whole_slots(
+        &mut self,
+        turn: &Turn,
+        routing: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> bool {
+        // Without the check of scripts, operators have accepted that scripts find only the keys of their node. With ketama,
+        // the check permits declared keys only.
+        let has_no_others = !routing.live.check_scripts || routing.topology.placement().continuum().is_some();
+        let is_accepted = command.flags.has(Flags::SCRIPT) && has_no_others;
+        !is_accepted && self.uses_undeclared(turn, routing, command, args)
+    }
+
     /// Whether a command may use other keys of its slot than those it names.
     pub(super) fn uses_undeclared(
         &mut self,
@@ -332,12 +347,12 @@ pub(super) fn place_again(
             let now = moved.unwrap_or(&routing);
             match route(&now.topology, keys.clone()) {
                 Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
-                Route::Together(node) => Some(Ok((
+                Route::Together(node) if now.topology.only_node().is_some() => Some(Ok((
                     node,
                     keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
                 ))),
                 Route::Parted(_) => Some(Err(not_together(turn, now, keys))),
-                Route::CrossSlot => {
+                Route::Together(_) | Route::CrossSlot => {
                     // The keys are not together at any location.
                     waits = false;
                     Some(Err(format!(
