@@ -1,8 +1,9 @@
-//! Between MULTI and EXEC: each command is checked and queued, for EXEC to send ([`super::transactions`]).
+//! Between MULTI and EXEC: each command is checked and queued, for EXEC to send ([`super::transactions`]). Keys may be in
+//! several slots, unless the configuration refuses that: EXEC brings them together.
 //!
 //! Separate from EXEC, because nothing here reaches a node.
 
-use switchyard_policy::routing::{Route, route};
+use switchyard_policy::routing::Route;
 use switchyard_policy::together::GROUP_KEYS_MAX;
 use switchyard_policy::topology::Slot;
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
@@ -35,6 +36,8 @@ const QUEUE_MAX: usize = 1 << 30;
 enum Queueing {
     /// Queued; its keys are in this slot, if it has any.
     Queue(Option<Slot>),
+    /// Queued; its keys, the first one in this slot, and the earlier ones are in several slots.
+    Several(Slot),
     /// Queued, for as long as there is one node.
     Alone(Limit),
     /// A queued SELECT.
@@ -71,8 +74,13 @@ impl Worker {
             _ => {}
         }
         let mut scan = None;
+        let mut are_apart = false;
         let (slot, select, alone) = match queueing(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, call) {
             Queueing::Queue(slot) => (slot, None, None),
+            Queueing::Several(slot) => {
+                are_apart = true;
+                (Some(slot), None, None)
+            }
             Queueing::Alone(limit) => (None, None, Some(limit)),
             Queueing::Select(database) => (None, Some(database), None),
             Queueing::Scan(request, queued) => {
@@ -119,6 +127,7 @@ impl Worker {
         let multi = &mut client.state_or_default::<Session>().multi;
         if !multi.aborted {
             multi.slot = multi.slot.or(slot);
+            multi.are_apart |= are_apart;
             multi.selects.extend(select);
             multi.has_select |= select.is_some();
             if let Some(database) = select.filter(|_| !is_known) {
@@ -179,7 +188,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                     let slot = slot_of_name(routing, command, channel);
                     Route::Owner(slot, routing.topology.owner(slot))
                 }
-                None => route(&routing.topology, own()),
+                None => routing.route(own()),
             };
             let is_of_known = match target {
                 Route::Owner(slot, _) | Route::Parted(slot) => known.is_none_or(|known| known == slot),
@@ -187,14 +196,16 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 Route::Anywhere => true,
             };
             let mut refusal = None;
-            if found.is_ok() && !is_of_known && (hooks.groups.has_room() || !is_only) {
+            let may_be_apart = is_only || routing.colocates();
+            if found.is_ok() && !is_of_known && (hooks.groups.has_room() || !may_be_apart) {
                 let queued = keys_of_transaction(routing, session);
                 let all = queued.iter().map(|key| &key[..]).chain(own());
                 hooks.groups.note(all.clone());
                 // Channels have no rules.
                 let has_rules = !matches!(command.handling, Handling::Local(_));
-                refusal = has_rules.then(|| apart_text(routing, all));
+                refusal = (has_rules && !may_be_apart).then(|| apart_text(routing, all));
             }
+            let first = own().next().filter(|_| !is_of_known).map(|name| slot_of_name(routing, command, name));
             hooks.keys = keys;
             match (found, target) {
                 // The node returns the error at EXEC.
@@ -216,6 +227,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
                     Queueing::Queue(Some(slot))
                 }
+                (Ok(()), _) if routing.colocates() => first.map_or(Queueing::Queue(None), Queueing::Several),
                 (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
                 (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
                     Queueing::Refuse(refusal.unwrap_or_else(|| errors::CROSSSLOT.into()))

@@ -15,18 +15,20 @@
 //! a connection per client inside a transaction.
 
 mod exec;
+mod place;
 pub(super) mod session;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use switchyard_policy::routing::{Route, route};
+use switchyard_policy::colocate::ColocationRequest;
+use switchyard_policy::routing::Route;
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::Local;
 use switchyard_resp::{encode, reply};
 
 use super::checkout::{Acquired, push_exclusive, take_exclusive};
-use super::colocate::wait_for_colocation;
+use super::colocate::{wait_for_colocation, wanted_of_several};
 use super::command::{Call, CommandSeq, KeyedCommand};
 use super::context::Context;
 use super::downstreams::waits::Stall;
@@ -35,9 +37,7 @@ use super::flow::Flow;
 use super::gather::no_multi_text;
 use super::invocation::Invocation;
 use super::keyed::{CommandHooks, Request};
-use super::overrides::{
-    apart_text, node_of_transaction, not_together, parted_text, slots_by, wanted_by_transaction, wanted_of,
-};
+use super::overrides::{apart_text, not_together, parted_text, slots_by, wanted_of};
 use super::turn::Turn;
 use super::upstreams::kind::Task;
 use super::upstreams::pending::{Again, MULTI, Pending, Purpose};
@@ -46,9 +46,9 @@ use super::upstreams::{Link, Upstreams};
 use super::wait::state::Since;
 use crate::lane::Lane;
 use crate::lock::lock;
-use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use place::NotTogether;
 use session::{Published, Resend, Session, UnderWay, Watch};
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
@@ -59,28 +59,28 @@ const RECALL_US: u64 = 60_000_000;
 /// After a change of the keys' slots at the same nodes: places queued commands and watched keys as if they came now.
 /// Aborts transactions whose commands would be refused now, or that were checked by the earlier placement.
 pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
-    let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
     let routing = Arc::clone(turn.routing());
     let is_only = routing.topology.only_node().is_some();
+    let takes_several = is_only || routing.colocates();
     for handle in down.handles() {
         let Some(session) = down.get_mut(handle).and_then(|client| client.state_mut::<Session>()) else { continue };
         if session.multi.slot.is_some() {
             let requests = session.multi.requests();
-            match one_of(requests.iter().flat_map(|request| slots_by(&routing, request)).collect()) {
-                Some(slot) => session.multi.slot = Some(slot),
-                None if is_only => {}
-                // A single one would be refused now.
-                None => session.multi.aborted = true,
-            }
+            let slots: BTreeSet<Slot> = requests.iter().flat_map(|request| slots_by(&routing, request)).collect();
+            session.multi.slot = slots.first().copied().or(session.multi.slot);
+            session.multi.are_apart = slots.len() > 1;
+            // A single one would be refused now.
+            session.multi.aborted |= slots.len() != 1 && !takes_several;
         }
         session.multi.aborted |= session.multi.has_checks_by_placement && !is_only;
         if let Some(watch) = &mut session.watch {
-            match one_of(watch.keys.iter().map(|key| routing.topology.slot_of(key)).collect()) {
-                Some(slot) => watch.slot = slot,
-                None if is_only => {}
-                None => session.watch_failed = true,
-            }
-            session.multi.aborted |= session.multi.slot.is_some_and(|slot| slot != watch.slot) && !is_only;
+            let slots: BTreeSet<Slot> = watch.keys.iter().map(|key| routing.topology.slot_of(key)).collect();
+            watch.slot = slots.first().copied().unwrap_or(watch.slot);
+            watch.are_apart = slots.len() > 1;
+            session.watch_failed |= watch.are_apart && !takes_several;
+            let is_elsewhere = session.multi.slot.is_some_and(|slot| slot != watch.slot);
+            session.multi.are_apart |= is_elsewhere;
+            session.multi.aborted |= is_elsewhere && !takes_several;
         }
     }
 }
@@ -118,33 +118,6 @@ pub(super) fn is_dirty(turn: &Turn, up: &Upstreams, hooks: &CommandHooks, handle
             let other_protocol = up.get(watch.link).is_some_and(|l| l.resp3() != client.resp3());
             moved || other_protocol || !up.links().is_watching(handle, watch.link, watch.node)
         })
-}
-
-/// Returns the node for the queued commands, in a slot with placement overrides. `watched`: node of the watch. The
-/// error is that of EXEC.
-fn exec_elsewhere(
-    turn: &Turn,
-    down: &mut Downstreams,
-    hooks: &mut CommandHooks,
-    routing: &Arc<RoutingSnapshot>,
-    handle: Handle,
-    slot: Slot,
-    watched: Option<NodeId>,
-) -> Result<NodeId, String> {
-    if !routing.topology.has_override(slot) {
-        return Ok(watched.unwrap_or_else(|| routing.topology.owner(slot)));
-    }
-    let multi = down.get(handle).and_then(|c| c.state::<Session>()).map(|s| &s.multi);
-    let (queue, has_keys) = multi.map(|multi| (multi.requests(), multi.slot.is_some())).unwrap_or_default();
-    let aborted = |text: String| format!("EXECABORT Transaction discarded because of: {text}");
-    let node =
-        if has_keys { Some(node_of_transaction(turn, hooks, routing, slot, &queue).map_err(aborted)?) } else { None };
-    match (watched, node) {
-        (Some(at), Some(node)) if at != node => {
-            Err(aborted(parted_text(turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at })))
-        }
-        (watched, node) => Ok(watched.or(node).unwrap_or_else(|| routing.topology.owner(slot))),
-    }
 }
 
 /// Ends a transaction, if there is one, without executing it.
@@ -191,24 +164,21 @@ pub(super) fn on_watch(turn: &Turn, down: &mut Downstreams, pending: Pending, an
     down.deliver(turn, pending.who, pending.seq, answer);
 }
 
-/// The queued commands need keys of different nodes together: EXEC waits until they are at their slot owner. If
-/// this moves a watched key, EXEC then answers nil, as after every change of a watched key.
+/// The queued commands need keys of different nodes together: EXEC waits until they are. If this moves a watched key,
+/// EXEC then answers nil, as after every change of a watched key.
 #[cold]
 fn exec_after_colocation(
     turn: &Turn,
     down: &mut Downstreams,
-    hooks: &mut CommandHooks,
-    routing: &Arc<RoutingSnapshot>,
     handle: Handle,
-    slot: Slot,
     class: u8,
-    text: String,
+    NotTogether { text, wanted }: NotTogether,
 ) -> Flow {
-    let Some(session) = down.get(handle).and_then(|c| c.state::<Session>()) else { return Flow::Close };
-    let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
-    let queue = session.multi.requests();
-    let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
-    wait_for_colocation(turn, down, handle, "EXEC", wanted, || text).unwrap_or_else(|text| {
+    let waits = match wanted {
+        Some(wanted) => wait_for_colocation(turn, down, handle, "EXEC", wanted, || text),
+        None => Err(text),
+    };
+    waits.unwrap_or_else(|text| {
         discard(down, handle);
         down.refuse(turn, handle, class, &text)
     })
@@ -248,61 +218,77 @@ pub(super) fn transaction(cx: &mut Context, call: &Invocation<'_>, local: Local)
     Flow::Next
 }
 
+/// Refuses a WATCH, or makes it wait for its keys. `wanted`: the request that brings them together, or the error.
+#[cold]
+fn watch_later(
+    turn: &Turn,
+    down: &mut Downstreams,
+    call: &Invocation<'_>,
+    wanted: Result<ColocationRequest, String>,
+    text: impl FnOnce() -> String,
+) -> Flow {
+    let Invocation { handle, command, .. } = *call;
+    let waits = wanted.and_then(|wanted| wait_for_colocation(turn, down, handle, &command.name, wanted, text));
+    waits.unwrap_or_else(|text| {
+        watch_failed(down, handle);
+        down.refuse(turn, handle, command.class() as u8, &text)
+    })
+}
+
 fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
     let Invocation { routing, handle, command, raw, args, .. } = *call;
     let class = command.class() as u8;
     let keys = args.iter().skip(1);
-    let target = route(&routing.topology, keys.clone());
-    let only = routing.topology.only_node();
-    let place = match target {
-        Route::Owner(slot, node) => Some((slot, node)),
-        Route::Together(node) => args.get(1).map(|first| (routing.topology.slot_of(first), node)),
-        Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
-    };
-    let Some((slot, node)) = place else {
-        let text = not_together(&cx.turn, routing, keys.clone());
-        let waits = match target {
-            Route::Parted(_) => {
-                wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted_of(routing, keys), || text)
-            }
-            _ => Err(text),
-        };
-        return waits.unwrap_or_else(|text| {
-            watch_failed(&mut cx.down, handle);
-            cx.down.refuse(&cx.turn, handle, class, &text)
-        });
-    };
+    let Some(first) = args.get(1) else { return Flow::Close };
+    let target = routing.route(keys.clone());
     let Some(client) = cx.down.get_mut(handle) else { return Flow::Close };
-    if client.state_or_default::<Session>().watch_failed {
+    let session = client.state_or_default::<Session>();
+    let (has_failed, watch) = (session.watch_failed, session.watch.as_ref());
+    let before = watch.map(|watch| (watch.slot, watch.link, watch.node));
+    let are_others_apart = watch.is_some_and(|watch| watch.are_apart);
+    let (slot, node) = match target {
+        Route::Owner(slot, node) => (slot, Some(node)),
+        Route::Together(node) => (routing.topology.slot_of(first), Some(node)),
+        Route::Parted(_) | Route::CrossSlot | Route::Anywhere => (routing.topology.slot_of(first), None),
+    };
+    if has_failed && node.is_some() {
         // EXEC will answer nil regardless of further watches.
         cx.down.answer(&cx.turn, handle, class, b"+OK\r\n");
         return Flow::Next;
     }
-    let before = client.state_or_default::<Session>().watch.as_ref().map(|w| (w.slot, w.link, w.node));
-    let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
+    let are_apart = matches!(target, Route::Together(_) | Route::CrossSlot)
+        || are_others_apart
+        || before.is_some_and(|(other, ..)| other != slot);
+    let watched = |cx: &Context| {
+        let session = cx.down.get(handle).and_then(|c| c.state::<Session>());
+        let mut all = session.and_then(|s| s.watch.as_ref()).map(|watch| watch.keys.clone()).unwrap_or_default();
+        all.extend(args.iter().skip(1).map(Box::from));
+        all
+    };
+    let only = routing.topology.only_node();
     if are_apart && (only.is_none() || cx.hooks.groups.has_room()) {
-        let watched = cx.down.get(handle).and_then(|c| c.state::<Session>()).and_then(|s| s.watch.as_ref());
-        let mut all = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
-        all.extend(keys.clone().map(Box::from));
+        let all = watched(&*cx);
         cx.hooks.groups.note(all.iter().map(|key| &**key));
-        if only.is_none() {
-            watch_failed(&mut cx.down, handle);
-            let text = apart_text(routing, all.iter().map(|key| &**key));
-            return cx.down.refuse(&cx.turn, handle, class, &text);
+        let text = || apart_text(routing, all.iter().map(|key| &**key));
+        if only.is_none() && !routing.colocates() {
+            return watch_later(&cx.turn, &mut cx.down, call, Err(text()), text);
+        }
+        let at = before.map(|(.., at)| at);
+        if node.is_none() || at.is_some() && at != node {
+            let keys = all.iter().map(|key| Arc::from(&**key)).collect();
+            return watch_later(&cx.turn, &mut cx.down, call, wanted_of_several(routing, keys, at), text);
         }
     }
+    let Some(node) = node else {
+        let wanted = wanted_of(routing, keys.clone());
+        let text = || not_together(&cx.turn, routing, keys);
+        return watch_later(&cx.turn, &mut cx.down, call, Ok(wanted), text);
+    };
     if let Some((.., at)) = before.filter(|(.., at)| *at != node && routing.topology.has_override(slot)) {
-        let text = parted_text(&cx.turn, routing, slot, if at == routing.topology.owner(slot) { node } else { at });
-        let watched = cx.down.get(handle).and_then(|c| c.state::<Session>()).and_then(|s| s.watch.as_ref());
-        let mut watched = watched.map(|watch| watch.keys.clone()).unwrap_or_default();
-        watched.extend(keys.map(Box::from));
-        let wanted = wanted_of(routing, watched.iter().map(|key| &**key));
-        return wait_for_colocation(&cx.turn, &mut cx.down, handle, &command.name, wanted, || text).unwrap_or_else(
-            |text| {
-                watch_failed(&mut cx.down, handle);
-                cx.down.refuse(&cx.turn, handle, class, &text)
-            },
-        );
+        let wanted = wanted_of(routing, watched(&*cx).iter().map(|key| &**key));
+        let other = if at == routing.topology.owner(slot) { node } else { at };
+        let text = || parted_text(&cx.turn, routing, slot, other);
+        return watch_later(&cx.turn, &mut cx.down, call, Ok(wanted), text);
     }
     let link = match before.map(|(slot, link, _)| (slot, link)) {
         // Failed already: EXEC will answer nil regardless of further watches.
@@ -349,7 +335,7 @@ fn watch(cx: &mut Context, call: &Invocation<'_>) -> Flow {
         watch.are_apart |= are_apart;
         watch.keys.extend(args.iter().skip(1).map(Box::from));
     }
-    if are_apart {
+    if are_apart && !routing.colocates() {
         cx.hooks.tally.note(&command.name, Limit::Slots);
     }
     Flow::Next

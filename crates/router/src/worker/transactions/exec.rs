@@ -6,15 +6,15 @@ use switchyard_policy::cluster::Redirect;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 
+use super::place::node_of_exec;
 use super::session::{Session, UnderWay};
-use super::{
-    ABORTED, discard, exec_after_colocation, exec_alone, exec_elsewhere, is_dirty, send_transaction, with_counts,
-};
+use super::{ABORTED, discard, exec_after_colocation, exec_alone, is_dirty, send_transaction, with_counts};
 use crate::lane::Lane;
 use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 use crate::worker::Worker;
+use crate::worker::context::Context;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::flow::Flow;
 use crate::worker::multi_local::state::LocalInMulti;
@@ -34,7 +34,8 @@ impl Worker {
             discard(&mut self.cx.down, handle);
             return self.cx.down.refuse(&self.cx.turn, handle, class, ABORTED);
         }
-        let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
+        let is_limited = watch.is_some_and(|watch| watch.are_apart) && !routing.colocates();
+        let alone = multi.alone.or(is_limited.then_some(Limit::Slots));
         if let Some(limit) = alone.filter(|_| routing.topology.only_node().is_none()) {
             discard(&mut self.cx.down, handle);
             return self.cx.down.refuse(&self.cx.turn, handle, class, limit.aborted());
@@ -56,21 +57,10 @@ impl Worker {
             return Flow::Next;
         }
         if let Some(watch) = watch {
-            let (link, slot, node) = (watch.link, watch.slot, watch.node);
-            if let Some(text) =
-                exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, Some(node))
-                    .err()
-            {
-                return exec_after_colocation(
-                    &self.cx.turn,
-                    &mut self.cx.down,
-                    &mut self.cx.hooks,
-                    routing,
-                    handle,
-                    slot,
-                    class,
-                    text,
-                );
+            let (link, slot) = (watch.link, watch.slot);
+            let Context { turn, down, hooks, .. } = &mut self.cx;
+            if let Err(apart) = node_of_exec(turn, down, hooks, routing, handle, slot) {
+                return exec_after_colocation(turn, down, handle, class, apart);
             }
             if let Some(client) = self.cx.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -94,21 +84,10 @@ impl Worker {
         }
         let node = match multi.slot {
             Some(slot) => {
-                match exec_elsewhere(&self.cx.turn, &mut self.cx.down, &mut self.cx.hooks, routing, handle, slot, None)
-                {
+                let Context { turn, down, hooks, .. } = &mut self.cx;
+                match node_of_exec(turn, down, hooks, routing, handle, slot) {
                     Ok(node) => Some(node),
-                    Err(text) => {
-                        return exec_after_colocation(
-                            &self.cx.turn,
-                            &mut self.cx.down,
-                            &mut self.cx.hooks,
-                            routing,
-                            handle,
-                            slot,
-                            class,
-                            text,
-                        );
-                    }
+                    Err(apart) => return exec_after_colocation(turn, down, handle, class, apart),
                 }
             }
             None => self.cx.up.choose_node(&self.cx.turn, routing),

@@ -30,8 +30,10 @@ pub(in crate::worker) struct Multi {
     pub(in crate::worker) queue: Vec<u8>,
     /// Length and class of each.
     pub(in crate::worker) commands: Vec<(u32, u8)>,
-    /// Slot of their keys.
+    /// Slot of the first key.
     pub(in crate::worker) slot: Option<Slot>,
+    /// The keys, or these and the watched ones, are in several slots.
+    pub(in crate::worker) are_apart: bool,
     pub(in crate::worker) slow: bool,
     pub(in crate::worker) writes: bool,
     /// A command is executed only while there is one node, because of this limit.
@@ -187,7 +189,7 @@ impl Session {
 pub(in crate::worker) struct Watch {
     /// Slot of the first key.
     pub(in crate::worker) slot: Slot,
-    /// The keys are in several slots: they are watched only while there is one node.
+    /// The keys are in several slots.
     pub(super) are_apart: bool,
     pub(super) node: NodeId,
     /// The watched keys: a key may move to another node without its slot.

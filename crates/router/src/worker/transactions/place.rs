@@ -1,0 +1,153 @@
+//! The node that executes a transaction: the one that has all keys of its commands, and the watched ones.
+//!
+//! Determined when EXEC comes, not when commands are queued: keys may move in between, and the queue is complete only
+//! then.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use switchyard_policy::colocate::ColocationRequest;
+use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_resp::command::Flags;
+
+use super::session::Session;
+use crate::shared::RoutingSnapshot;
+use crate::slab::Handle;
+use crate::worker::colocate::{wanted_of_several, whole_slots};
+use crate::worker::command::with_parsed_command;
+use crate::worker::downstreams::Downstreams;
+use crate::worker::keyed::CommandHooks;
+use crate::worker::overrides::{apart_text, node_of_transaction, parted_text, slot_of_name, wanted_by_transaction};
+use crate::worker::turn::Turn;
+
+/// The commands of a transaction cannot be executed by one node now.
+pub(super) struct NotTogether {
+    /// Error of EXEC.
+    pub(super) text: String,
+    /// Brings the keys together; `None` if that is impossible.
+    pub(super) wanted: Option<ColocationRequest>,
+}
+
+impl NotTogether {
+    fn new(text: &str, wanted: Option<ColocationRequest>) -> Self {
+        Self { text: format!("EXECABORT Transaction discarded because of: {text}"), wanted }
+    }
+}
+
+/// Returns the node for the queued commands of a client. `slot`: that of the first key.
+pub(super) fn node_of_exec(
+    turn: &Turn,
+    down: &Downstreams,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
+    handle: Handle,
+    slot: Slot,
+) -> Result<NodeId, NotTogether> {
+    let owner = routing.topology.owner(slot);
+    let Some(session) = down.get(handle).and_then(|client| client.state::<Session>()) else { return Ok(owner) };
+    let (multi, watch) = (&session.multi, session.watch.as_ref());
+    let watched_at = watch.map(|watch| watch.node);
+    if multi.are_apart || watch.is_some_and(|watch| watch.are_apart) {
+        let watched = watch.iter().flat_map(|watch| watch.keys.iter()).map(|key| Arc::from(&**key)).collect();
+        return routing.topology.only_node().map_or_else(
+            || node_of_several(turn, hooks, routing, &multi.requests(), watched, watched_at),
+            Ok,
+        );
+    }
+    if !routing.topology.has_override(slot) {
+        return Ok(watched_at.unwrap_or(owner));
+    }
+    let queue = multi.requests();
+    let node = match multi.slot {
+        Some(_) => node_of_transaction(turn, hooks, routing, slot, &queue).map(Some),
+        None => Ok(None),
+    };
+    let text = match (watched_at, node) {
+        (Some(at), Ok(Some(node))) if at != node => {
+            parted_text(turn, routing, slot, if at == owner { node } else { at })
+        }
+        (watched_at, Ok(node)) => return Ok(watched_at.or(node).unwrap_or(owner)),
+        (_, Err(text)) => text,
+    };
+    let watched = watch.map(|watch| watch.keys.clone()).unwrap_or_default();
+    let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
+    Err(NotTogether::new(&text, Some(wanted)))
+}
+
+/// Requirements of a transaction with keys of several slots.
+struct Requirements {
+    keys: Vec<Arc<[u8]>>,
+    /// Slots that must be at its node with all their keys.
+    slots: BTreeSet<Slot>,
+    /// Its node: that of the watched keys, and of channels and whole slots.
+    node: Option<NodeId>,
+    /// They are at several nodes.
+    is_impossible: bool,
+}
+
+impl Requirements {
+    fn require(&mut self, node: NodeId) {
+        self.is_impossible |= self.node.is_some_and(|other| other != node);
+        self.node = Some(node);
+    }
+}
+
+/// Returns the node for commands with keys in several slots.
+#[cold]
+fn node_of_several(
+    turn: &Turn,
+    hooks: &mut CommandHooks,
+    routing: &Arc<RoutingSnapshot>,
+    queue: &[Vec<u8>],
+    watched: Vec<Arc<[u8]>>,
+    watched_at: Option<NodeId>,
+) -> Result<NodeId, NotTogether> {
+    let topology = &routing.topology;
+    let mut all =
+        Requirements { keys: watched, slots: BTreeSet::new(), node: watched_at, is_impossible: false };
+    for request in queue {
+        with_parsed_command(routing, request, |command, args| {
+            let mut places = Vec::new();
+            if command.find_keys(args, &mut places).is_err() {
+                return;
+            }
+            let names = || places.iter().filter_map(|place| args.get(*place as usize));
+            if command.flags.has(Flags::PUBSUB) {
+                // A channel is at the owner of its slot.
+                names().for_each(|channel| all.require(topology.owner(slot_of_name(routing, command, channel))));
+                return;
+            }
+            if !places.is_empty() && hooks.needs_whole_slots(turn, routing, command, args) {
+                all.slots.extend(names().map(|key| topology.slot_of(key)));
+            }
+            all.keys.extend(names().map(Arc::from));
+        });
+    }
+    all.keys.sort_unstable();
+    all.keys.dedup();
+    if let Some(slot) = all.slots.first() {
+        all.require(topology.owner(*slot));
+    }
+    let Requirements { keys, slots, node, is_impossible } = all;
+    let text = || apart_text(routing, keys.iter().map(|key| &**key));
+    let refused = |why: &str| NotTogether::new(&format!("{}. {why}", text()), None);
+    if !routing.colocates() {
+        return Err(NotTogether::new(&text(), None));
+    }
+    if let Some(wanted) = whole_slots(routing, slots).map_err(refused)? {
+        return Err(NotTogether::new(&text(), Some(wanted)));
+    }
+    if is_impossible {
+        return Err(refused("Its watched keys, its channels, and slots of which it may use any key are at several nodes"));
+    }
+    let Some(at) = node.or_else(|| keys.first().map(|key| topology.lives_at(key))) else {
+        return Err(NotTogether::new(&text(), None));
+    };
+    if keys.iter().all(|key| topology.lives_at(key) == at) {
+        return Ok(at);
+    }
+    Err(match wanted_of_several(routing, keys.clone(), node) {
+        Ok(wanted) => NotTogether::new(&text(), Some(wanted)),
+        Err(text) => NotTogether::new(&text, None),
+    })
+}
