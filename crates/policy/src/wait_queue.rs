@@ -10,7 +10,8 @@
 //! - No recalled wait is sent while one with a **higher** ticket may be at a node: that wait is recalled first. This
 //!   happens if a leg was withdrawn after some workers had recalled their waits, and before others learned of it.
 //!
-//! Per slot rather than per key, because a command may wait for several keys, whose orders must agree.
+//! Per slot rather than per key, because a command may wait for several keys, whose orders must agree. A wait for keys of
+//! several slots has the same ticket in the queue of each: it is sent when it may be in all of them.
 
 use std::collections::BTreeMap;
 
@@ -48,12 +49,14 @@ pub enum Turn<W> {
 }
 
 impl<W: Copy> WaitQueues<W> {
-    /// Adds a wait whose ticket is above all others of its slot. Returns true if it may be sent now. Otherwise it is
-    /// recalled and stays with its worker.
-    pub fn enter(&mut self, slot: Slot, ticket: u64, whose: W) -> bool {
-        let goes = !self.is_any_reissued(slot, ticket);
-        if goes { &mut self.at_nodes } else { &mut self.reissued }.insert((slot, ticket), whose);
-        goes
+    /// Whether a new wait, whose ticket is above all others of its slot, may be sent now.
+    pub fn is_first(&self, slot: Slot, ticket: u64) -> bool {
+        self.reissued.range((slot, 0)..(slot, ticket)).next().is_none()
+    }
+
+    /// Adds a wait: sent, or recalled. A recalled one stays with its worker.
+    pub fn add(&mut self, slot: Slot, ticket: u64, whose: W, is_sent: bool) {
+        if is_sent { &mut self.at_nodes } else { &mut self.reissued }.insert((slot, ticket), whose);
     }
 
     /// Marks a wait as recalled, before it is ended at its node.
@@ -69,7 +72,7 @@ impl<W: Copy> WaitQueues<W> {
 
     /// Whether a wait held by its worker may be sent to a node.
     pub fn turn(&self, slot: Slot, ticket: u64) -> Turn<W> {
-        if self.is_any_reissued(slot, ticket) {
+        if !self.is_first(slot, ticket) {
             return Turn::After(Vec::new());
         }
         let mut behind = self.at_nodes.range((slot, ticket + 1)..=(slot, u64::MAX)).peekable();
@@ -79,13 +82,9 @@ impl<W: Copy> WaitQueues<W> {
         Turn::After(behind.filter(|(place, _)| !self.reissued.contains_key(place)).map(|(_, whose)| *whose).collect())
     }
 
-    /// Like [`Self::turn`], and records the wait as sent if permitted. It stays recalled until [`Self::on_blocked`].
-    pub fn try_send(&mut self, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
-        let turn = self.turn(slot, ticket);
-        if matches!(turn, Turn::Ready) {
-            self.at_nodes.insert((slot, ticket), whose);
-        }
-        turn
+    /// Records a recalled wait as sent, when its turn has come. It stays recalled until [`Self::on_blocked`].
+    pub fn send(&mut self, slot: Slot, ticket: u64, whose: W) {
+        self.at_nodes.insert((slot, ticket), whose);
     }
 
     /// Records that a wait is blocked at its node. Returns the wait that may be sent next.
@@ -127,10 +126,6 @@ impl<W: Copy> WaitQueues<W> {
         first.into_values().collect()
     }
 
-    fn is_any_reissued(&self, slot: Slot, before: u64) -> bool {
-        self.reissued.range((slot, 0)..(slot, before)).next().is_some()
-    }
-
     /// The recalled wait with the lowest ticket.
     fn first(&self, slot: Slot) -> Option<W> {
         self.reissued.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
@@ -147,11 +142,27 @@ mod tests {
         Slot::new(7).expect("a slot")
     }
 
+    /// Adds a wait. Returns whether it may be sent now.
+    fn enter<W: Copy>(queues: &mut WaitQueues<W>, slot: Slot, ticket: u64, whose: W) -> bool {
+        let goes = queues.is_first(slot, ticket);
+        queues.add(slot, ticket, whose, goes);
+        goes
+    }
+
+    /// Sends a recalled wait, if its turn has come.
+    fn try_send<W: Copy>(queues: &mut WaitQueues<W>, slot: Slot, ticket: u64, whose: W) -> Turn<W> {
+        let turn = queues.turn(slot, ticket);
+        if matches!(turn, Turn::Ready) {
+            queues.send(slot, ticket, whose);
+        }
+        turn
+    }
+
     #[test]
     fn a_wait_keeps_its_place_in_the_queue_of_another_slot() {
         let other = Slot::new(9).expect("a slot");
         let mut queues = WaitQueues::default();
-        assert!(queues.enter(slot(), 1, "a") && queues.enter(other, 2, "b"));
+        assert!(enter(&mut queues, slot(), 1, "a") && enter(&mut queues, other, 2, "b"));
         let (state, next) = queues.take(slot(), 1);
         assert_eq!(next, None);
         queues.put(other, 1, state);
@@ -252,7 +263,7 @@ mod tests {
                 0 if self.waits.len() < 30 => {
                     let place = self.place(worker)?;
                     let ticket = self.waits.len();
-                    let goes = self.wait_queues.enter(slot(), ticket as u64, ticket);
+                    let goes = enter(&mut self.wait_queues, slot(), ticket as u64, ticket);
                     self.waits.push((worker, if goes { At::Node(place) } else { At::Here }));
                     if goes {
                         self.arrive(ticket, place);
@@ -288,7 +299,7 @@ mod tests {
                 7 => {
                     let ticket = self.any(number, |_, worker, at| at == At::Here && self.place(worker).is_some())?;
                     let place = self.place(self.waits[ticket].0)?;
-                    match self.wait_queues.try_send(slot(), ticket as u64, ticket) {
+                    match try_send(&mut self.wait_queues, slot(), ticket as u64, ticket) {
                         Turn::Ready => self.waits[ticket].1 = At::Sent(place),
                         Turn::After(to_recall) => self.requested.extend(to_recall),
                     }
@@ -347,33 +358,33 @@ mod tests {
     #[test]
     fn a_sent_wait_stays_recalled_until_it_is_confirmed() {
         let mut wait_queues = WaitQueues::default();
-        assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
+        assert!(enter(&mut wait_queues, slot(), 1, 'a') && enter(&mut wait_queues, slot(), 2, 'b'));
         wait_queues.reissue(slot(), 1, 'a');
         wait_queues.reissue(slot(), 2, 'b');
         assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
         assert_eq!(wait_queues.on_ended(slot(), 1), Some('a'));
-        assert!(wait_queues.turn(slot(), 2) == Turn::After(vec![]) && !wait_queues.enter(slot(), 3, 'c'));
-        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::Ready);
-        assert_eq!(wait_queues.try_send(slot(), 2, 'b'), Turn::After(vec![]));
+        assert!(wait_queues.turn(slot(), 2) == Turn::After(vec![]) && !enter(&mut wait_queues, slot(), 3, 'c'));
+        assert_eq!(try_send(&mut wait_queues, slot(), 1, 'a'), Turn::Ready);
+        assert_eq!(try_send(&mut wait_queues, slot(), 2, 'b'), Turn::After(vec![]));
         let other = Slot::new(8).expect("a slot");
-        assert!(wait_queues.enter(other, 4, 'd'), "another slot is another line");
+        assert!(enter(&mut wait_queues, other, 4, 'd'), "another slot is another line");
         assert_eq!(wait_queues.on_blocked(slot(), 1), Some('b'));
-        assert_eq!(wait_queues.try_send(slot(), 2, 'b'), Turn::Ready);
+        assert_eq!(try_send(&mut wait_queues, slot(), 2, 'b'), Turn::Ready);
         assert_eq!(wait_queues.forget(|whose| whose == 'b'), ['c']);
-        assert_eq!(wait_queues.try_send(slot(), 3, 'c'), Turn::Ready);
+        assert_eq!(try_send(&mut wait_queues, slot(), 3, 'c'), Turn::Ready);
         assert_eq!(wait_queues.leave(slot(), 3), None);
     }
 
     #[test]
     fn a_later_wait_at_the_node_is_recalled_first() {
         let mut wait_queues = WaitQueues::default();
-        assert!(wait_queues.enter(slot(), 1, 'a') && wait_queues.enter(slot(), 2, 'b'));
+        assert!(enter(&mut wait_queues, slot(), 1, 'a') && enter(&mut wait_queues, slot(), 2, 'b'));
         wait_queues.reissue(slot(), 1, 'a');
         wait_queues.on_ended(slot(), 1);
         assert_eq!(wait_queues.turn(slot(), 1), Turn::After(vec!['b']));
         wait_queues.reissue(slot(), 2, 'b');
-        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::After(vec![]));
+        assert_eq!(try_send(&mut wait_queues, slot(), 1, 'a'), Turn::After(vec![]));
         assert_eq!(wait_queues.on_ended(slot(), 2), Some('a'));
-        assert_eq!(wait_queues.try_send(slot(), 1, 'a'), Turn::Ready);
+        assert_eq!(try_send(&mut wait_queues, slot(), 1, 'a'), Turn::Ready);
     }
 }

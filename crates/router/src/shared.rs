@@ -286,6 +286,14 @@ impl Mailbox {
 pub(crate) struct Mailboxes(Vec<Mailbox>);
 
 impl Mailboxes {
+    pub(crate) fn new(workers: usize) -> std::io::Result<Self> {
+        let mailbox = |_| {
+            let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+            Ok(Mailbox { messages: Mutex::default(), wake })
+        };
+        (0..workers).map(mailbox).collect::<std::io::Result<_>>().map(Self)
+    }
+
     pub(crate) fn send(&self, worker: usize, message: Message) {
         self.0[worker].send(message);
     }
@@ -432,13 +440,7 @@ impl Shared {
         listeners_read_replicas: bool,
         batched_sends: bool,
     ) -> std::io::Result<Self> {
-        let mailboxes: Vec<Mailbox> = (0..workers)
-            .map(|_| {
-                let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-                Ok(Mailbox { messages: Mutex::default(), wake })
-            })
-            .collect::<std::io::Result<_>>()?;
-        let mailboxes = Arc::new(Mailboxes(mailboxes));
+        let mailboxes = Arc::new(Mailboxes::new(workers)?);
         let epoch = routing.topology.epoch();
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let started_tick = since_epoch.as_millis() as u64 / TICK_MS;

@@ -15,7 +15,7 @@
 
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{CommandClass, Flags};
 use switchyard_resp::reply;
 use tracing::warn;
@@ -43,15 +43,20 @@ use super::upstreams::unblock::{Asker, Unblock};
 use super::wait::state::Since;
 use crate::lane::Lane;
 use crate::slab::Handle;
+use crate::wait_queues::QueueSlots;
 
-/// Whether the keys of a waiting client, which were in this slot at the start, are in a slot in transit.
-fn waits_on_the_way(turn: &Turn, down: &Downstreams, slot: Slot, holder: Handle) -> bool {
+/// Whether keys of a waiting client are in a slot in transit.
+fn waits_on_the_way(turn: &Turn, down: &Downstreams, waited: Waited, holder: Handle) -> bool {
     let topology = &turn.routing().topology;
-    match down.get(holder).and_then(|client| client.state::<Waiting>()) {
-        Some(waiting) if !topology.placement().is_constant() => {
+    if topology.is_settled() {
+        return false;
+    }
+    match (waited, down.get(holder).and_then(|client| client.state::<Waiting>())) {
+        (Waited::Nothing, _) | (_, None) => false,
+        (Waited::Of(slot), _) if topology.placement().is_constant() => topology.transit(slot).is_some(),
+        (_, Some(waiting)) => {
             slots_by(turn.routing(), waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
         }
-        _ => topology.transit(slot).is_some(),
     }
 }
 
@@ -70,22 +75,28 @@ fn is_waiting_well(
     holder: Handle,
     node: NodeId,
 ) -> bool {
-    let slot = match waited {
-        Waited::Nothing => return true,
-        Waited::OfSeveral(_) => return turn.routing().topology.only_node() == Some(node),
-        Waited::Of(slot) => slot,
-    };
     let waiting = down.get(holder).and_then(|c| c.state::<Waiting>());
-    waiting.map_or_else(
-        || hooks.routing_of_moved(turn).topology.owner(slot) == node,
-        |waiting| hooks.is_used_at(turn, slot, waiting.request(), node),
-    )
+    match (waited, waiting) {
+        (Waited::Nothing, _) => true,
+        (Waited::Of(slot), Some(waiting)) => hooks.is_used_at(turn, slot, waiting.request(), node),
+        (Waited::Of(slot), None) => hooks.routing_of_moved(turn).topology.owner(slot) == node,
+        (Waited::Several, _) if turn.routing().topology.only_node() == Some(node) => true,
+        (Waited::Several, Some(waiting)) => hooks.is_all_used_at(turn, waiting.request(), node),
+        // Its client has disconnected, and its wait is being ended.
+        (Waited::Several, None) => true,
+    }
 }
 
 impl ReissuedCommands {
-    /// Sends a command that may block at the node.
+    /// Sends a command that may block at the node. `slots`: those of its keys, if it has any.
     #[cold]
-    pub(super) fn block(&mut self, cx: &mut Context, call: &Invocation<'_>, node: NodeId, waited: Waited) -> Flow {
+    pub(super) fn block(
+        &mut self,
+        cx: &mut Context,
+        call: &Invocation<'_>,
+        node: NodeId,
+        slots: Option<QueueSlots>,
+    ) -> Flow {
         let Invocation { handle, command, raw, args, .. } = *call;
         // Also for XREAD, whose other calls do not block.
         let class = CommandClass::Blocking as u8;
@@ -105,9 +116,10 @@ impl ReissuedCommands {
             Err(flow) => return flow,
         };
         let waits_us = command.waits_us(args);
-        let ticket = waited.line().map(|slot| cx.turn.shared().wait_queues.enter(slot, cx.turn.index(), handle));
+        let waited = Waited::by(slots.as_ref());
+        let ticket = slots.map(|slots| cx.turn.shared().wait_queues.enter(slots, cx.turn.index(), handle));
         if let Some((ticket, false)) = ticket {
-            // Queue behind clients that wait for keys of this slot and move to this node.
+            // Queue behind clients that wait for keys of these slots and move to this node.
             cx.down.give_back(handle, link);
             self.wait_in_line(&cx.turn, &mut cx.down, handle, raw, class, ticket, waits_us);
             return Flow::Next;
@@ -295,10 +307,10 @@ pub(super) fn restamp_waiting(cx: &mut Context) {
         }
         // For a disconnected client, CLIENT UNBLOCK is in flight. Its keys are no longer known, so it keeps its
         // epoch.
-        if waited.line().is_some() && cx.down.get(holder).is_none_or(|client| client.state::<Waiting>().is_none()) {
+        if waited != Waited::Nothing && cx.down.get(holder).is_none_or(|client| client.state::<Waiting>().is_none()) {
             continue;
         }
-        if waited.line().is_some_and(|slot| waits_on_the_way(&cx.turn, &cx.down, slot, holder)) {
+        if waits_on_the_way(&cx.turn, &cx.down, waited, holder) {
             note_kept(&cx.turn, &mut cx.down, &mut cx.hooks, holder, node);
         }
         cx.up.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));

@@ -17,12 +17,14 @@ use std::time::Duration;
 use switchyard_policy::colocate::{ColocationRequest, REQUEST_KEYS_MAX};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_resp::command::errors;
 
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
 use super::flow::Flow;
 use super::keyed::CommandHooks;
 use super::overrides::{apart_text, not_together, wanted_of};
+use super::reissued::state::Waiting;
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;
@@ -31,9 +33,15 @@ use crate::slab::Handle;
 use crate::worker::invocation::Invocation;
 use state::ColocateWait;
 
+/// Number of the command that is processed next: one that has blocked at a node and is at the router, or a new one.
+fn next_command(client: &Client) -> u32 {
+    let reissued = client.state::<Waiting>().filter(|_| client.is_reissued());
+    reissued.map_or_else(|| client.replies().next_seq(), Waiting::seq)
+}
+
 /// Whether the next command of the client waits for its keys.
 pub(super) fn waits_for_colocation(client: &Client) -> bool {
-    client.state().is_some_and(|wait: &ColocateWait| wait.number == client.replies().next_seq())
+    client.state().is_some_and(|wait: &ColocateWait| wait.number == next_command(client))
 }
 
 fn late_text(turn: &Turn, text: &str) -> String {
@@ -60,7 +68,7 @@ pub(super) fn wait_for_colocation(
     let Some(port) = turn.shared().ports.colocate.as_ref().filter(|_| !limit.is_zero()) else {
         return Err(text());
     };
-    let number = client.replies().next_seq();
+    let number = next_command(client);
     if !waits_for_colocation(client) {
         turn.counters().colocate_waits.add(1);
         client.set_state(ColocateWait {
@@ -189,7 +197,7 @@ fn needed<'k>(
         Route::Owner(..) | Route::Anywhere => return Ok(None),
         Route::Together(_) | Route::CrossSlot => {}
     }
-    if !routing.colocates() || command.blocks(args) {
+    if !routing.colocates() {
         return Err(apart_text(routing, keys));
     }
     if hooks.needs_whole_slots(turn, routing, command, args) {
@@ -199,6 +207,19 @@ fn needed<'k>(
     match target {
         Route::Together(_) => Ok(None),
         _ => wanted_of_several(routing, keys.map(Arc::from).collect(), None).map(Some),
+    }
+}
+
+/// Returns the request that brings together the keys of a command that has waited for them at a node, where they are no
+/// longer. The error is for the client.
+pub(super) fn wanted_by_wait<'k>(
+    routing: &RoutingSnapshot,
+    keys: impl Iterator<Item = &'k [u8]> + Clone,
+) -> Result<ColocationRequest, String> {
+    match route(&routing.topology, keys.clone()) {
+        Route::Parted(_) => Ok(wanted_of(routing, keys)),
+        _ if routing.colocates() => wanted_of_several(routing, keys.map(Arc::from).collect(), None),
+        _ => Err(format!("{}, and another node has joined since this command started to wait", errors::CROSSSLOT)),
     }
 }
 

@@ -41,12 +41,12 @@ use super::scripts::script;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
 use super::turn::Turn;
-use super::upstreams::kind::Waited;
 use super::wait::state::Since;
 use crate::lane::Lane;
 use crate::shared::{Commands, RoutingSnapshot};
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
+use crate::wait_queues::QueueSlots;
 
 impl Worker {
     /// Executes one complete command. `raw`: its bytes for forwarding.
@@ -227,7 +227,7 @@ impl Worker {
                     (Ok(()), Route::Owner(slot, node))
                         if command.flags.has(Flags::BLOCKING) && command.blocks(args) =>
                     {
-                        return self.reissued_commands.block(&mut self.cx, call, node, Waited::Of(slot));
+                        return self.reissued_commands.block(&mut self.cx, call, node, Some(QueueSlots::One(slot)));
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
@@ -420,7 +420,7 @@ impl ReissuedCommands {
             return cx.down.refuse_all_down(&cx.turn, handle, command.class() as u8);
         };
         let flow = match command.flags.has(Flags::BLOCKING) {
-            true => self.block(cx, call, node, Waited::Nothing),
+            true => self.block(cx, call, node, None),
             false => forward(cx, call, node),
         };
         if flow == Flow::Next {
@@ -434,8 +434,9 @@ impl ReissuedCommands {
     fn together(&mut self, cx: &mut Context, call: &Invocation<'_>, node: NodeId, limit: Limit) -> Flow {
         let Invocation { routing, command, args, .. } = *call;
         let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
-            let first = cx.hooks.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
-            self.block(cx, call, node, Waited::OfSeveral(routing.topology.slot_of(first)))
+            let keys = cx.hooks.keys.iter().filter_map(|place| args.get(*place as usize));
+            let slots = QueueSlots::of(&keys.map(|key| routing.topology.slot_of(key)).collect());
+            self.block(cx, call, node, slots)
         } else if command.flags.has(Flags::SCRIPT) {
             script(cx, call, node)
         } else {
@@ -443,9 +444,7 @@ impl ReissuedCommands {
         };
         // Most are supported with several nodes as well.
         let is_limited = match limit {
-            Limit::Slots if routing.colocates() => {
-                command.blocks(args) || cx.hooks.needs_whole_slots(&cx.turn, routing, command, args)
-            }
+            Limit::Slots if routing.colocates() => cx.hooks.needs_whole_slots(&cx.turn, routing, command, args),
             Limit::Slots => routing.live.cross_slot_max == 0 || !spans_slots(command),
             _ => true,
         };

@@ -194,7 +194,12 @@ impl CommandHooks {
         if is_known && !routing.topology.has_override(slot) {
             return routing.topology.owner(slot) == node;
         }
-        let all = with_parsed_command(routing, request, |command, args| {
+        self.is_all_used_at(turn, request, node)
+    }
+
+    /// Whether all keys of a request are used at this node.
+    pub(super) fn is_all_used_at(&self, turn: &Turn, request: &[u8], node: NodeId) -> bool {
+        let all = with_parsed_command(self.routing_of_moved(turn), request, |command, args| {
             let mut keys = Vec::new();
             command.find_keys(args, &mut keys).ok()?;
             Some(self.are_used_at(turn, keys.iter().filter_map(|k| args.get(*k as usize)), node))

@@ -11,6 +11,9 @@
 //! of the slot in the meantime go to the end of that line. A node that refuses CLIENT LIST, or does not answer for
 //! [`LOOKS_US`], does not hold up the line: there the order is the order of sending.
 //!
+//! If its keys are apart then, they are brought together while it is at the router ([`super::colocate`]). Commands behind
+//! it in the queues of its slots wait for that.
+//!
 //! While a command is at the router, everything that ends a wait is handled here: its own timeout, `CLIENT UNBLOCK`,
 //! `CLIENT KILL`, a disconnected client, a drain, unreachable keys.
 
@@ -19,7 +22,7 @@ pub(super) mod state;
 use std::sync::Arc;
 
 use switchyard_policy::cluster::Redirect;
-use switchyard_policy::routing::{Route, route};
+use switchyard_policy::routing::Route;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{CommandClass, stream_options};
 use switchyard_resp::request::Scanner;
@@ -28,6 +31,7 @@ use tracing::debug;
 
 use super::blocking::{unblock, wait_at_node};
 use super::checkout::{Acquired, acquire, push_exclusive};
+use super::colocate::state::ColocateWait;
 use super::command::{Call, KeyedCommand};
 use super::context::Context;
 use super::downstreams::waits::Stall;
@@ -46,7 +50,7 @@ use super::wait::state::Since;
 use crate::lane::Lane;
 use crate::shared::Message;
 use crate::slab::Handle;
-use crate::wait_queues::Ticket;
+use crate::wait_queues::{QueueSlots, Ticket};
 use state::{State, Waiting};
 
 /// Time after which a node that has not shown a client as waiting is assumed not to do so, us.
@@ -85,14 +89,14 @@ pub(super) enum WaitEnd {
     Error(Arc<str>),
 }
 
-/// After a change of the keys' slots at the same nodes: moves each wait to the queue of its keys' slot, where its ticket
-/// keeps its place.
+/// After a change of the keys' slots at the same nodes: moves each wait to the queues of its keys' slots, where its
+/// ticket keeps its place.
 pub(super) fn place_anew(turn: &Turn, down: &mut Downstreams) {
     let shared = turn.shared();
     for handle in down.handles() {
         let Some(waiting) = down.get_mut(handle).and_then(|client| client.state_mut::<Waiting>()) else { continue };
-        if let Some(slot) = slots_by(turn.routing(), waiting.request()).first() {
-            waiting.ticket = shared.wait_queues.place_anew(waiting.ticket, *slot, &shared.mailboxes);
+        if let Some(slots) = QueueSlots::of(&slots_by(turn.routing(), waiting.request())) {
+            waiting.ticket = shared.wait_queues.place_anew(&waiting.ticket, slots, &shared.mailboxes);
         }
     }
 }
@@ -203,7 +207,7 @@ impl ReissuedCommands {
 
 /// Removes a finished wait from the line, for the clients behind it.
 pub(super) fn leave_line(turn: &Turn, waiting: &Waiting) {
-    turn.shared().wait_queues.leave(waiting.ticket, &turn.shared().mailboxes);
+    turn.shared().wait_queues.leave(&waiting.ticket, &turn.shared().mailboxes);
 }
 
 /// Stores a command that was sent and may wait, until it is answered. `waits_us`: its timeout; `None` without end.
@@ -281,11 +285,13 @@ pub(super) fn on_turn(down: &mut Downstreams, handle: Handle) {
 fn is_there(turn: &Turn, down: &mut Downstreams, handle: Handle) {
     if let Some(waiting) = down.get_mut(handle).and_then(|c| c.state_mut::<Waiting>()) {
         waiting.state = State::There;
-        match turn.shared().wait_queues.note_seen_at_node(waiting.ticket) {
+        for (worker, next) in turn.shared().wait_queues.note_seen_at_node(&waiting.ticket) {
             // In this turn: a message to this worker would arrive in the next one.
-            Some((worker, next)) if worker == turn.index() => on_turn(down, next),
-            Some((worker, next)) => turn.shared().mailboxes.send(worker, Message::WaitTurn { client: next }),
-            None => {}
+            if worker == turn.index() {
+                on_turn(down, next);
+            } else {
+                turn.shared().mailboxes.send(worker, Message::WaitTurn { client: next });
+            }
         }
     }
 }
@@ -335,7 +341,9 @@ impl ReissuedCommands {
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
             return later;
         }
-        let Route::Owner(slot, _) = route(&routing.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
+        let names = || keys.iter().filter_map(|k| args.get(*k as usize));
+        let (Route::Owner(..) | Route::Together(_)) = routing.route(names()) else { return later };
+        let Some(slots) = QueueSlots::of(&names().map(|key| routing.topology.slot_of(key)).collect()) else {
             return later;
         };
         let Some(client) = down.get_mut(handle) else { return Flow::Close };
@@ -343,7 +351,7 @@ impl ReissuedCommands {
             return later; // after its earlier commands
         }
         client.replies_mut().take_lane(Lane::Blocking);
-        let ticket = turn.shared().wait_queues.enter_reissued(slot, turn.index(), handle);
+        let ticket = turn.shared().wait_queues.enter_reissued(slots, turn.index(), handle);
         self.wait_in_line(turn, down, handle, raw, command.class() as u8, ticket, command.waits_us(args));
         Flow::Next
     }
@@ -352,7 +360,7 @@ impl ReissuedCommands {
     fn is_here(&mut self, turn: &Turn, down: &mut Downstreams, handle: Handle) {
         if let Some(waiting) = down.get_mut(handle).and_then(|c| c.state_mut::<Waiting>()) {
             waiting.state = State::Here;
-            turn.shared().wait_queues.note_returned(waiting.ticket, &turn.shared().mailboxes);
+            turn.shared().wait_queues.note_returned(&waiting.ticket, &turn.shared().mailboxes);
         }
         self.clients.push(handle);
         down.stall(turn, handle, Stall::Turn);
@@ -375,6 +383,7 @@ pub(super) fn end_reissued(turn: &Turn, down: &mut Downstreams, handle: Handle, 
         return;
     };
     client.take_state::<Moving>();
+    client.take_state::<ColocateWait>();
     client.waits_mut().take_refusal();
     if client.stall() == Stall::Exclusive {
         down.emit(ClientEvent::LeavesLine { client: handle });
@@ -422,7 +431,7 @@ impl ReissuedCommands {
 pub(super) fn reissue_waiting(cx: &mut Context, link: Handle) {
     let Some(holder) = cx.up.get(link).map(Link::holder) else { return };
     if let Some(waiting) = cx.down.get_mut(holder).and_then(|c| c.state_mut::<Waiting>()) {
-        cx.turn.shared().wait_queues.reissue(waiting.ticket, cx.turn.index(), holder);
+        cx.turn.shared().wait_queues.reissue(&waiting.ticket, cx.turn.index(), holder);
         waiting.state = State::Ending;
         waiting.ends = open_ends(&waiting.request).into_iter().map(|(id, _)| (id, None)).collect();
     }
@@ -468,7 +477,7 @@ impl ReissuedCommands {
         let unblocked = waiting.unblocked;
         if is_redirected {
             if waiting.state != State::Ending {
-                cx.turn.shared().wait_queues.reissue(waiting.ticket, cx.turn.index(), pending.who);
+                cx.turn.shared().wait_queues.reissue(&waiting.ticket, cx.turn.index(), pending.who);
             }
             waiting.asked = redirect.and_then(|redirect| follow_redirect(&cx.turn, redirect, from));
             waiting.not_before_us = if waiting.asked.is_some() { 0 } else { cx.turn.now_us() + REDIRECT_PAUSE_US };
@@ -513,7 +522,8 @@ impl ReissuedCommands {
             return cx.down.stall(&cx.turn, handle, Stall::Turn);
         }
         let asked = waiting.asked.filter(|node| cx.turn.routing().topology.node(*node).is_some());
-        let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
+        let (request, seq, until_us) = (waiting.request.clone(), waiting.seq, waiting.until_us);
+        let ticket = waiting.ticket.clone();
         let request =
             if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
         let (node, waited) = match place_again(&cx.turn, &mut cx.down, &mut cx.hooks, handle, &request) {
@@ -526,7 +536,7 @@ impl ReissuedCommands {
         let resp3 = cx.down.get(handle).is_some_and(|client| client.resp3());
         let (clients, reissued) = (&cx.down, &self);
         cx.up.pool(&cx.turn, node, Lane::Blocking).make_ahead(resp3, |most| reissued.count_of(clients, resp3, most));
-        if !cx.turn.shared().wait_queues.is_turn(ticket, &cx.turn.shared().mailboxes) {
+        if !cx.turn.shared().wait_queues.is_turn(&ticket, &cx.turn.shared().mailboxes) {
             return cx.down.stall(&cx.turn, handle, Stall::Turn);
         }
         // It may have got a connection to another node while in line.
@@ -540,7 +550,7 @@ impl ReissuedCommands {
             Acquired::Refused(why) => return lose_reissued(&cx.turn, &mut cx.down, handle, &why),
         };
         // The state may have changed before it had a connection.
-        if !cx.turn.shared().wait_queues.go(ticket, cx.turn.index(), handle, &cx.turn.shared().mailboxes) {
+        if !cx.turn.shared().wait_queues.go(&ticket, cx.turn.index(), handle, &cx.turn.shared().mailboxes) {
             cx.down.give_back(handle, link);
             return cx.down.stall(&cx.turn, handle, Stall::Turn);
         }

@@ -17,11 +17,12 @@ pub(super) mod state;
 use std::sync::Arc;
 
 use switchyard_policy::migration::{Decision, Fingerprint, KeyLookup, Waits, Wanted, moved, observed};
-use switchyard_policy::routing::{Route, route};
+use switchyard_policy::routing::Route;
 use switchyard_policy::topology::{MoveId, NodeId};
-use switchyard_resp::command::{Command, Flags, Handling, Local, Touched, errors, is_option};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Touched, is_option};
 use switchyard_resp::request::Args;
 
+use super::colocate::{wait_for_colocation, wanted_by_wait};
 use super::command::{with_parsed_command, writes};
 use super::context::Context;
 use super::double_read::{Asks, are_connected, fetch_sampled};
@@ -345,20 +346,13 @@ pub(super) fn place_again(
             let keys = keys.iter().filter_map(|k| args.get(*k as usize));
             let moved = hooks.transit.moved.as_ref().filter(|_| decision != Decision::Settled);
             let now = moved.unwrap_or(&routing);
-            match route(&now.topology, keys.clone()) {
+            match now.route(keys.clone()) {
                 Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
-                Route::Together(node) if now.topology.only_node().is_some() => Some(Ok((
-                    node,
-                    keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
-                ))),
-                Route::Parted(_) => Some(Err(not_together(turn, now, keys))),
-                Route::Together(_) | Route::CrossSlot => {
+                Route::Together(node) => Some(Ok((node, Waited::Several))),
+                Route::Parted(_) | Route::CrossSlot => {
                     // The keys are not together at any location.
                     waits = false;
-                    Some(Err(format!(
-                        "{}, and another node has joined since this command started to wait",
-                        errors::CROSSSLOT
-                    )))
+                    Some(Err((command.name.clone(), wanted_by_wait(now, keys.clone()), not_together(turn, now, keys))))
                 }
                 Route::Anywhere => None,
             }
@@ -368,7 +362,19 @@ pub(super) fn place_again(
         };
         if !waits {
             end_hold(turn, down, handle);
-            return Ok(Some(place?));
+            let (name, wanted, text) = match place {
+                Ok(place) => return Ok(Some(place)),
+                Err(apart) => apart,
+            };
+            let later = wanted.and_then(|wanted| wait_for_colocation(turn, down, handle, &name, wanted, || text));
+            return match later {
+                Ok(Flow::Stall(why)) => {
+                    down.stall(turn, handle, why);
+                    Ok(None)
+                }
+                Ok(_) => Ok(None),
+                Err(text) => Err(text.into()),
+            };
         }
         if wait_for(turn, down, handle, look) {
             down.stall(turn, handle, Stall::Keys);

@@ -131,7 +131,7 @@ impl ReissuedCommands {
             // The node returns the error. But not on a shared connection: a timeout that is invalid here may be valid
             // there.
             return match cx.up.choose_node(&cx.turn, routing) {
-                Some(node) => self.block(cx, call, node, Waited::Nothing),
+                Some(node) => self.block(cx, call, node, None),
                 None => cx.down.refuse_all_down(&cx.turn, handle, class),
             };
         };

@@ -58,4 +58,9 @@ impl Waiting {
     pub(in crate::worker) fn request(&self) -> &[u8] {
         &self.request
     }
+
+    /// Number of the command within its client.
+    pub(in crate::worker) fn seq(&self) -> u32 {
+        self.seq
+    }
 }

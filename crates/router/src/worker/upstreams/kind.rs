@@ -9,6 +9,7 @@ use crate::connections::Connection;
 use crate::lane::Lane;
 use crate::shared::Mailboxes;
 use crate::slab::Handle;
+use crate::wait_queues::QueueSlots;
 
 /// Holder of an exclusive connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,16 +29,17 @@ pub(in crate::worker) enum Waited {
     Nothing,
     /// All keys are in this slot.
     Of(Slot),
-    /// Several slots, the first one being this: requires a node with all keys.
-    OfSeveral(Slot),
+    /// The keys are in several slots.
+    Several,
 }
 
 impl Waited {
-    /// Slot of its queue.
-    pub(in crate::worker) fn line(self) -> Option<Slot> {
-        match self {
-            Self::Nothing => None,
-            Self::Of(slot) | Self::OfSeveral(slot) => Some(slot),
+    /// Returns the value for keys in these slots.
+    pub(in crate::worker) fn by(slots: Option<&QueueSlots>) -> Self {
+        match slots {
+            None => Self::Nothing,
+            Some(QueueSlots::One(slot)) => Self::Of(*slot),
+            Some(QueueSlots::Several(_)) => Self::Several,
         }
     }
 }
