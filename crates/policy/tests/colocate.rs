@@ -34,21 +34,21 @@ fn parted() -> Topology {
 
 /// State of the fleet besides the topology.
 #[derive(Default)]
-struct Around {
+struct FleetState {
     pinned: BTreeSet<Slot>,
     away: BTreeSet<NodeId>,
     drained: BTreeSet<NodeId>,
     recent: RecentGroups,
 }
 
-fn plan_around(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], around: &Around) -> Plan {
-    let Around { pinned, away, drained, recent } = around;
+fn plan_with(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], state: &FleetState) -> Plan {
+    let FleetState { pinned, away, drained, recent } = state;
     plan(&Fleet { topology, open, pinned, away, drained, recent }, &wanted.iter().collect::<Vec<_>>())
 }
 
 fn propose(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], away: &[NodeId]) -> Plan {
-    let around = Around { away: away.iter().copied().collect(), ..Around::default() };
-    plan_around(topology, wanted, open, &around)
+    let state = FleetState { away: away.iter().copied().collect(), ..FleetState::default() };
+    plan_with(topology, wanted, open, &state)
 }
 
 fn moves_of(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
@@ -100,7 +100,15 @@ fn a_slot_in_a_move_is_waited_for_or_reported_as_stuck() {
     let topology = parted();
     let slots = [crc16_slot(b"{a}")];
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
-    let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, keys_only: false, is_paused: false, colocates: false };
+    let open = Open {
+        id: MoveId(7),
+        source: home,
+        target: near,
+        slots: &slots,
+        keys_only: false,
+        is_paused: false,
+        colocates: false,
+    };
     let paused = Open { is_paused: true, ..open };
     for (open, away, standing) in [
         (open, &[][..], ColocationStatus::Wait),
@@ -182,29 +190,29 @@ fn targets_of(plan: &Plan) -> Vec<(u16, usize)> {
 fn keys_of_several_slots_come_to_the_node_of_most_of_them() {
     let (topology, k) = spread(9);
     let names = |places: &[usize]| several(&places.iter().map(|place| k[*place].as_str()).collect::<Vec<_>>());
-    let target = |topology: &Topology, wanted: ColocationRequest, around: &Around| {
-        let plan = plan_around(topology, &[wanted], &[], around);
+    let target = |topology: &Topology, wanted: ColocationRequest, state: &FleetState| {
+        let plan = plan_with(topology, &[wanted], &[], state);
         let targets: BTreeSet<u16> = plan.moves.iter().map(|m| m.target.0).collect();
         assert_eq!((&plan.standings[..], targets.len()), (&[ColocationStatus::Wait][..], 1));
         targets.first().copied()
     };
-    let usual = Around::default();
+    let usual = FleetState::default();
     assert_eq!(target(&topology, names(&[0, 1, 4]), &usual), Some(1), "two keys against one");
     assert_eq!(target(&topology, names(&[2, 1]), &usual), Some(1), "the lowest number");
     let placed = at(&topology, &k[0], 2);
     assert_eq!(target(&placed, names(&[0, 1]), &usual), Some(2), "a placement override counts twice");
     let placed = at(&at(&topology, &k[0], 1), &k[1], 2);
     assert_eq!(target(&placed, names(&[0, 1]), &usual), Some(1), "the owner of one of the slots");
-    let drained = Around { drained: [NodeId(1)].into(), ..Around::default() };
+    let drained = FleetState { drained: [NodeId(1)].into(), ..FleetState::default() };
     assert_eq!(target(&topology, names(&[0, 1, 4]), &drained), Some(0));
     let watched = ColocationRequest::Several { keys: [0, 1, 4].map(|n: usize| key(&k[n])).into(), at: Some(NodeId(2)) };
     assert_eq!(target(&topology, watched, &usual), Some(2));
     // Without moves at the target, or with a node that is away.
     let together = at(&at(&topology, &k[0], 1), &k[2], 1);
-    let plan = plan_around(&together, &[names(&[0, 1, 2]), names(&[0, 3])], &[], &usual);
+    let plan = plan_with(&together, &[names(&[0, 1, 2]), names(&[0, 3])], &[], &usual);
     assert_eq!((plan.standings[0], targets_of(&plan)), (ColocationStatus::Together, vec![(1, 1)]));
-    let away = Around { away: [NodeId(1)].into(), ..Around::default() };
-    let plan = plan_around(&topology, &[names(&[0, 1]), names(&[0, 2])], &[], &away);
+    let away = FleetState { away: [NodeId(1)].into(), ..FleetState::default() };
+    let plan = plan_with(&topology, &[names(&[0, 1]), names(&[0, 2])], &[], &away);
     assert_eq!(plan.standings, [ColocationStatus::Away(NodeId(1)), ColocationStatus::Wait]);
     assert_eq!(targets_of(&plan), [(0, 1)]);
 }
@@ -212,7 +220,8 @@ fn keys_of_several_slots_come_to_the_node_of_most_of_them() {
 #[test]
 fn requests_with_common_keys_share_a_target() {
     let (topology, k) = spread(6);
-    let wanted = [several(&[&k[0], &k[1]]), several(&[&k[1], &k[2]]), several(&[&k[2], &k[4]]), several(&[&k[3], &k[5]])];
+    let wanted =
+        [several(&[&k[0], &k[1]]), several(&[&k[1], &k[2]]), several(&[&k[2], &k[4]]), several(&[&k[3], &k[5]])];
     let plan = propose(&topology, &wanted, &[], &[]);
     assert_eq!(plan.standings, [ColocationStatus::Wait; 4]);
     // The first three: keys 0, 1, 2 and 4 come to node 1. The last one: key 5 comes to node 0.
@@ -267,47 +276,46 @@ fn keys_come_to_those_that_cannot_move_now() {
         colocates: false,
     };
     let wanted = [several(&[&k[0], &k[1], &k[3]])];
-    let drained = Around { drained: [NodeId(1)].into(), ..Around::default() };
+    let drained = FleetState { drained: [NodeId(1)].into(), ..FleetState::default() };
     let paused = Open { is_paused: true, ..open };
     for open in [open, paused] {
-        let plan = plan_around(&topology, &wanted, &[open], &drained);
+        let plan = plan_with(&topology, &wanted, &[open], &drained);
         assert_eq!((plan.standings[0], targets_of(&plan)), (ColocationStatus::Wait, vec![(1, 2)]));
     }
     // While its leg is in transit, the key may be at either node.
     let stage = Stage::Moving { leg: 0 };
-    let transit =
-        Transit { move_id: open.id, source: open.source, target: open.target, stage, keys_only: false };
+    let transit = Transit { move_id: open.id, source: open.source, target: open.target, stage, keys_only: false };
     let moving = topology.with_transits([(transit, &slots[..])]).expect("few");
-    let plan = plan_around(&moving, &wanted, &[open], &drained);
+    let plan = plan_with(&moving, &wanted, &[open], &drained);
     assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Wait, 0));
     // Two of them at different nodes.
     let mut slots = [slot(0), slot(1)];
     slots.sort_unstable();
-    let plan = plan_around(&topology, &wanted, &[Open { slots: &slots, ..paused }], &drained);
+    let plan = plan_with(&topology, &wanted, &[Open { slots: &slots, ..paused }], &drained);
     assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Paused(open.id), 0));
     // A client is about to use its keys.
-    let pinned = Around { pinned: [slot(2)].into(), ..Around::default() };
-    let plan = plan_around(&topology, &[several(&[&k[0], &k[2]]), several(&[&k[1], &k[2]])], &[], &pinned);
+    let pinned = FleetState { pinned: [slot(2)].into(), ..FleetState::default() };
+    let plan = plan_with(&topology, &[several(&[&k[0], &k[2]]), several(&[&k[1], &k[2]])], &[], &pinned);
     assert_eq!(targets_of(&plan), [(2, 1), (2, 1)]);
-    let pinned = Around { pinned: [slot(2), slot(1)].into(), ..Around::default() };
-    let plan = plan_around(&topology, &[several(&[&k[1], &k[2]])], &[], &pinned);
+    let pinned = FleetState { pinned: [slot(2), slot(1)].into(), ..FleetState::default() };
+    let plan = plan_with(&topology, &[several(&[&k[1], &k[2]])], &[], &pinned);
     assert_eq!((plan.standings[0], plan.moves.len()), (ColocationStatus::Wait, 0));
 }
 
 #[test]
 fn groups_that_alternate_are_merged() {
     let (topology, k) = spread(9);
-    let mut around = Around::default();
+    let mut state = FleetState::default();
     let mut now = topology;
     let groups = [several(&[&k[0], &k[1], &k[4]]), several(&[&k[0], &k[2], &k[5]]), several(&[&k[0], &k[3]])];
     let mut moved = Vec::new();
     for time in 0..9 {
-        let plan = plan_around(&now, &groups[time % 3..=time % 3], &[], &around);
+        let plan = plan_with(&now, &groups[time % 3..=time % 3], &[], &state);
         moved.push(plan.moves.iter().map(|m| m.keys.len()).sum::<usize>());
         for one in &plan.moves {
             now = now.keys_handed_over(&[], one.keys.keys(), one.target);
         }
-        plan.groups.into_iter().for_each(|group| around.recent.note(group.keys, time as u64));
+        plan.groups.into_iter().for_each(|group| state.recent.note(group.keys, time as u64));
     }
     // The second group takes the first one along or comes to it, and the third one follows. Then no key moves.
     assert_eq!(moved[3..], [0; 6], "{moved:?}");
@@ -315,7 +323,7 @@ fn groups_that_alternate_are_merged() {
     assert_eq!(nodes.len(), 1);
     // A client watches one of the keys elsewhere: the others follow.
     let watched = ColocationRequest::Several { keys: vec![key(&k[0]), key(&k[8])], at: Some(NodeId(2)) };
-    assert_eq!(targets_of(&plan_around(&now, &[watched], &[], &around)), [(2, 6)]);
+    assert_eq!(targets_of(&plan_with(&now, &[watched], &[], &state)), [(2, 6)]);
 }
 
 proptest! {
@@ -333,13 +341,15 @@ proptest! {
             k.push(tagged);
         }
         let mut now = parted.iter().fold(topology, |now, (place, node)| at(&now, &k[*place], *node));
-        let mut around = Around::default();
+        let mut state = FleetState::default();
         let mut waiting: Vec<ColocationRequest> = sets
             .iter()
             .map(|set| set.iter().map(|place| k[*place].as_str()).collect::<BTreeSet<_>>())
             .map(|names| several(&names.into_iter().collect::<Vec<_>>()))
             .collect();
-        let mut open: Vec<(MoveId, NodeId, NodeId, Vec<Slot>, Vec<Key>)> = Vec::new();
+        /// Id, source, target, slots and keys of a move.
+        type Running = (MoveId, NodeId, NodeId, Vec<Slot>, Vec<Key>);
+        let mut open: Vec<Running> = Vec::new();
         let (mut next, mut steps) = (0, 0);
         let mut choices = choices.into_iter();
         while !waiting.is_empty() {
@@ -363,7 +373,7 @@ proptest! {
                     colocates: true,
                 })
                 .collect();
-            let plan = plan_around(&now, &waiting, &under_way, &around);
+            let plan = plan_with(&now, &waiting, &under_way, &state);
             let mut taken: BTreeSet<Slot> = open.iter().flat_map(|(_, _, _, slots, _)| slots.iter().copied()).collect();
             for one in plan.moves {
                 let keys: Vec<Key> = one.keys.into_keys().collect();
@@ -373,7 +383,7 @@ proptest! {
                 next += 1;
                 open.push((MoveId(next), one.source, one.target, slots.into_iter().collect(), keys));
             }
-            plan.groups.into_iter().for_each(|group| around.recent.note(group.keys, steps));
+            plan.groups.into_iter().for_each(|group| state.recent.note(group.keys, steps));
             let mut standings = plan.standings.into_iter();
             waiting.retain(|wanted| {
                 let is_together = standings.next() == Some(ColocationStatus::Together);

@@ -75,8 +75,8 @@ pub use ownership::{
     Admission, EarlierRouters, FleetOwnership, parse_record, query_of_site, refusal_reason, site_of_record_user,
 };
 pub use settings::{
-    Cluster, CrossSlot, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnDataLoss, OnMissed, Ports, Reads,
-    ReplicaMember, Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
+    Cluster, CrossSlot, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnDataLoss, OnMissed,
+    Ports, Reads, ReplicaMember, Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
 };
 pub use single_node_usage::{Limit, Limited};
 pub use sys::CountedHeap;

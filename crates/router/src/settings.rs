@@ -322,7 +322,7 @@ pub enum OnDataLoss {
 pub enum CrossSlot {
     /// The keys are brought to one node. Members of a cluster refuse them all the same.
     CoLocate,
-    /// They are refused if their keys are in several slots, as by a Redis Cluster.
+    /// Refused if the keys are in several slots, as by a Redis Cluster.
     Refuse,
 }
 

@@ -238,7 +238,7 @@ mod tests {
         let (first, goes) = enter(&[1, 2, 18], 1);
         let (one, one_goes) = enter(&[1], 2);
         assert!(goes && one_goes);
-        // Its keys are moved: nobody passes it in any of the queues.
+        // Its keys are moved: no later wait passes it in any of the queues.
         queues.reissue(&first, 0, client(1));
         queues.note_returned(&first, &mailboxes);
         for number in [1, 2, 18] {

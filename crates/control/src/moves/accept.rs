@@ -213,6 +213,7 @@ impl Moves {
     /// Computes the continuum of a new list of servers and publishes the new map. Returns the map, and the slots that
     /// change servers.
     pub(crate) fn apply_server_list(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), OperationError> {
+        let _pause = self.pause_colocations();
         // No move may be recorded in the meantime, because its slots would be slots of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_no_ejection()?;
@@ -226,6 +227,7 @@ impl Moves {
 
     /// Changes the placement rules and publishes the new map. Moves no key.
     pub(crate) fn change_rules(&self, change: RulesChange) -> Result<Arc<Topology>, OperationError> {
+        let _pause = self.pause_colocations();
         // As for a list of servers, slots of a recorded move keep their meaning.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(id) = self.open_ids().first() {

@@ -22,6 +22,7 @@ use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
 use tracing::info;
 
 use super::Moves;
+use super::queue::Planned;
 use crate::admin::{MoveOptionsRequest, OperationError, ReturnedKeysReport, conflict};
 
 /// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
@@ -66,9 +67,14 @@ enum Check {
     Done(Instant, Result<(), OperationError>),
 }
 
+/// Maximum wait of an operation for the end of moves that commands need.
+const PAUSE: Duration = Duration::from_secs(10);
+
 /// Statistics of moved keys, and the channel to the thread.
 #[derive(Debug)]
 pub(crate) struct Colocations {
+    /// Number of operations during which no such move starts. The thread holds the lock while it starts moves.
+    pauses: Mutex<usize>,
     sender: mpsc::Sender<ColocationEvent>,
     receiver: Mutex<Option<mpsc::Receiver<ColocationEvent>>>,
     tally: Mutex<Tally>,
@@ -85,7 +91,7 @@ struct Tally {
 impl Default for Colocations {
     fn default() -> Self {
         let (tell, told) = mpsc::channel();
-        Self { sender: tell, receiver: Mutex::new(Some(told)), tally: Mutex::default() }
+        Self { pauses: Mutex::default(), sender: tell, receiver: Mutex::new(Some(told)), tally: Mutex::default() }
     }
 }
 
@@ -94,6 +100,10 @@ impl Colocations {
         // Sending fails if the thread has ended because the router is about to stop. Dropping the request notifies its
         // client.
         drop(self.sender.send(what));
+    }
+
+    fn pauses(&self) -> MutexGuard<'_, usize> {
+        self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -144,6 +154,32 @@ impl Colocations {
 /// Converts the counts to a report.
 pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<ReturnedKeysReport> {
     keys.iter().map(|(command, keys)| ReturnedKeysReport { command: command.clone(), keys: *keys }).collect()
+}
+
+/// While this exists, no move starts because commands need keys together. The commands wait.
+#[must_use]
+pub(crate) struct ColocationPause<'a>(&'a Colocations);
+
+impl Drop for ColocationPause<'_> {
+    fn drop(&mut self) {
+        *self.0.pauses() -= 1;
+        self.0.notify(ColocationEvent::Look);
+    }
+}
+
+impl Moves {
+    /// Pauses moves that commands need, and waits for the end of those in progress. For operations that require that no
+    /// move is in progress: under load, such moves would follow each other.
+    pub(crate) fn pause_colocations(&self) -> ColocationPause<'_> {
+        *self.colocations.pauses() += 1;
+        let pause = ColocationPause(&self.colocations);
+        let since = Instant::now();
+        let is_open = |planned: &Planned| planned.order.needed_keys().is_some() && !planned.steering.paused;
+        while self.state().open.values().any(is_open) && since.elapsed() < PAUSE {
+            std::thread::sleep(PIN_CHECK);
+        }
+        pause
+    }
 }
 
 impl ColocatePort for Moves {
@@ -250,7 +286,7 @@ impl Colocator {
         }
     }
 
-    /// Adds a client. One that has found its keys apart again keeps its place, and its keys are not held for it.
+    /// Adds a client. If it has found its keys apart again, it keeps its place, and its keys are not pinned any more.
     fn add(&mut self, request: ColocateRequest) {
         self.pins.retain(|pin| !pin.wait.ptr_eq(request.wait()));
         let now = Instant::now();
@@ -262,6 +298,10 @@ impl Colocator {
     /// Starts all moves that can start.
     fn start_colocations(&mut self) {
         let moves = Arc::clone(&self.moves);
+        let pauses = moves.colocations.pauses();
+        if *pauses > 0 {
+            return;
+        }
         let mut topology = match moves.topology_now() {
             Ok(topology) => topology,
             Err(refused) => return refuse(self.waiting.drain(..), refused.text()),

@@ -39,6 +39,7 @@ use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
 use tracing::{error, info, warn};
 
 pub(crate) use self::accept::RulesChange;
+pub(crate) use self::colocate::ColocationPause;
 pub(crate) use self::copies::CopyRemoval;
 use self::ended::{ENDED, EndedMove};
 pub(crate) use self::misplaced::MisplacedKeys;

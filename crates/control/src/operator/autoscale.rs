@@ -385,7 +385,7 @@ impl FleetActions for FleetSnapshot<'_> {
         let how =
             self.operator.moves.how(&MoveOptionsRequest { goal, ..MoveOptionsRequest::default() }).map_err(text)?;
         let _one = self.operator.plan();
-        self.operator.check_no_open_moves("a node gets its share").map_err(text)?;
+        let _pause = self.operator.check_no_open_moves("a node gets its share").map_err(text)?;
         self.operator.start_share_moves(how).map(|plan| ids(&plan)).map_err(text)
     }
 

@@ -34,7 +34,7 @@ use crate::admin::{
 };
 use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
-use crate::moves::{Moves, source_ops_max};
+use crate::moves::{ColocationPause, Moves, source_ops_max};
 use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::planner::Planner;
 use crate::running::Running;
@@ -280,14 +280,16 @@ impl Operator {
             Some(other) => return Err(invalid(format!("by: {other:?} is neither slots nor load"))),
         }
         let topology = self.moves.topology_now()?;
-        self.check_no_open_moves("the slots are balanced")?;
+        let _pause = self.check_no_open_moves("the slots are balanced")?;
         self.share(&topology, how, request.dry_run)
     }
 
-    fn check_no_open_moves(&self, before: &str) -> Result<(), OperationError> {
+    /// Fails if moves are in progress. Moves for commands are awaited instead, and none starts during the pause.
+    fn check_no_open_moves(&self, before: &str) -> Result<ColocationPause<'_>, OperationError> {
+        let pause = self.moves.pause_colocations();
         let open: Vec<String> = self.moves.open_ids().iter().map(|id| id.0.to_string()).collect();
         if open.is_empty() {
-            return Ok(());
+            return Ok(pause);
         }
         Err(conflict(format!(
             "moves are in progress ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",

@@ -21,7 +21,7 @@ impl Operator {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
-        self.check_no_open_moves("a node is drained")?;
+        let _pause = self.check_no_open_moves("a node is drained")?;
         // Regardless of the result of the moves, the node gets no slots until an operator undrains it.
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
@@ -147,6 +147,7 @@ impl Operator {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = node_named(&topology, &request.address)?;
+        let _pause = self.moves.pause_colocations();
         if let Some(id) = self.moves.involving(node) {
             return Err(conflict(format!(
                 "{} takes part in move {1}; wait for its end, or end it with `switchyard moves abort {1}`",
@@ -195,7 +196,7 @@ impl Operator {
                     "{name} is a node already; `switchyard balance` gives it its share of the slots"
                 )));
             }
-            self.check_no_open_moves("it gets its share of the slots")?;
+            let _pause = self.check_no_open_moves("it gets its share of the slots")?;
             // An operator who names a drained node here intends it to get slots again.
             let was_drained = self.drained.has(&name);
             self.drained.set(&self.store, &name, false).map_err(OperationError::Failed)?;
@@ -205,16 +206,21 @@ impl Operator {
             }
             return given;
         }
+        let before = "a node joins and gets its share of the slots";
         if request.rebalance {
-            self.check_no_open_moves("a node joins and gets its share of the slots")?;
+            drop(self.check_no_open_moves(before)?);
         }
         let notes = self.check_newcomer(&topology, &name, request, how)?;
         self.list.change(MemberChange::Add(name.clone())).map_err(OperationError::Failed)?;
         let settled = self.wait_for_link(&name).and_then(|()| {
             // Adjust settings before the node gets slots.
             let settings = self.make_alike(&name);
-            let plan = if request.rebalance { self.start_share_moves(how)? } else { PlanReport::default() };
-            Ok((settings, plan))
+            if !request.rebalance {
+                return Ok((settings, PlanReport::default()));
+            }
+            // Not earlier, because keys are not brought together meanwhile.
+            let _pause = self.check_no_open_moves(before)?;
+            Ok((settings, self.start_share_moves(how)?))
         });
         match settled {
             Ok((settings, plan)) => {

@@ -120,6 +120,7 @@ impl Operator {
             self.ring.inner().followed = read;
             return Ok(());
         };
+        let _pause = self.moves.pause_colocations();
         if let Some(id) = self.moves.open_ids().first() {
             return Err(conflict(format!("move {} has not ended (`switchyard moves`)", id.0)));
         }

@@ -472,6 +472,8 @@ impl Operator {
         if request.is_paused {
             return Ok(None);
         }
+        let changes = request.next.is_some() || topology.is_adopting();
+        let _pause = (changes && self.moves.open_moves_of_slots().is_empty()).then(|| self.moves.pause_colocations());
         let open = self.moves.open_ids();
         if let Some(rules) = request.next.clone() {
             if let Some(id) = open.first() {

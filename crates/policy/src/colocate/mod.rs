@@ -28,6 +28,9 @@ pub const COLOCATE_MAX: usize = 4;
 /// Maximum keys of several slots that are brought together for one command or transaction.
 pub const REQUEST_KEYS_MAX: usize = 1024;
 
+/// Maximum total length of the names of these keys, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+
 /// Keys that a command needs at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ColocationRequest {
@@ -37,7 +40,7 @@ pub enum ColocationRequest {
     Slot(Slot),
     /// All keys of a command, in several slots.
     Several {
-        /// The keys, also those that are at the target already.
+        /// All keys of the command, including keys at the target.
         keys: Vec<Arc<[u8]>>,
         /// The required target: the client watches keys there. `None`: any node.
         at: Option<NodeId>,
@@ -186,9 +189,7 @@ impl Request {
     fn new(wanted: &ColocationRequest, topology: &Topology) -> Self {
         let of_slot = |keys, slot: Option<Slot>| Self { keys, slot, at: slot.map(|slot| topology.owner(slot)) };
         match wanted {
-            ColocationRequest::Keys(keys) => {
-                of_slot(keys.clone(), keys.first().map(|key| topology.slot_of(key)))
-            }
+            ColocationRequest::Keys(keys) => of_slot(keys.clone(), keys.first().map(|key| topology.slot_of(key))),
             ColocationRequest::Slot(slot) => {
                 of_slot(topology.overrides_in(*slot).map(|(key, _)| Arc::clone(key)).collect(), Some(*slot))
             }
@@ -298,7 +299,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Adds a key to the move between these nodes. Returns false if its slot has another one: then the key follows later.
+    /// Adds a key to the move between these nodes. Returns false if its slot takes part in a different move: then the key
+    /// follows later.
     fn move_key(&mut self, place: usize, key: &Arc<[u8]>, slot: Slot, between: (NodeId, NodeId)) -> bool {
         if *self.between.entry(slot).or_insert(between) != between {
             return false;
@@ -315,8 +317,8 @@ impl Draft<'_> {
         true
     }
 
-    /// Adds moves of keys that were together with the keys of a group, as far as these are free. Returns those that will
-    /// be at its target.
+    /// Adds moves of keys that were together with the keys of a group, as far as these are free. Returns the keys that
+    /// will be at its target.
     fn take_along(&mut self, place: usize, target: &Target) -> Vec<Arc<[u8]>> {
         let topology = self.fleet.topology;
         let mut arriving = Vec::new();

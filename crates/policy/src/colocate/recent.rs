@@ -14,14 +14,20 @@ const KEPT_MS: u64 = 60_000;
 /// Maximum number of remembered keys. The groups with the oldest moves are forgotten first.
 const KEYS_MAX: usize = 65_536;
 
-/// Maximum number of keys of a group: those that move along with one of them.
+/// Maximum number of keys of a group. When one of them moves, the others move along.
 const GROUP_KEYS_MAX: usize = 1024;
+
+/// Maximum length of a remembered name, in bytes. It bounds the memory.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// Keys of a group.
+type Group = BTreeSet<Arc<[u8]>>;
 
 /// Groups of keys that were brought together recently. A key is in one group at most.
 #[derive(Clone, Debug, Default)]
 pub struct RecentGroups {
     /// Groups, in the order of their last moves, with the times of these moves.
-    groups: BTreeMap<u64, (u64, BTreeSet<Arc<[u8]>>)>,
+    groups: BTreeMap<u64, (u64, Group)>,
     /// Number of the group of each key.
     of: BTreeMap<Arc<[u8]>, u64>,
     next: u64,
@@ -34,7 +40,7 @@ impl RecentGroups {
         let number = self.next;
         self.next += 1;
         let mut keys = BTreeSet::new();
-        let mut all = all.into_iter();
+        let mut all = all.into_iter().filter(|key| key.len() <= NAME_BYTES_MAX);
         while keys.len() < GROUP_KEYS_MAX
             && let Some(key) = all.next()
         {
@@ -62,7 +68,7 @@ impl RecentGroups {
     }
 
     /// Returns the group of a key, with its number.
-    pub(super) fn of(&self, key: &[u8]) -> Option<(u64, &BTreeSet<Arc<[u8]>>)> {
+    pub(super) fn of(&self, key: &[u8]) -> Option<(u64, &Group)> {
         let number = self.of.get(key)?;
         self.groups.get(number).map(|(_, keys)| (*number, keys))
     }
@@ -100,6 +106,9 @@ mod tests {
             assert!(recent.of.len() <= KEYS_MAX);
         }
         assert_eq!(of(&recent, "0:0"), None);
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        recent.note(keys(&[&long]), 100);
+        assert_eq!(of(&recent, &long), None);
         let (_, last) = recent.of(b"99:0").expect("the last one");
         assert_eq!(last.len(), GROUP_KEYS_MAX);
         assert_eq!(recent.groups.values().map(|(_, keys)| keys.len()).sum::<usize>(), recent.of.len());

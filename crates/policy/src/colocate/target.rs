@@ -1,4 +1,4 @@
-//! The node at which keys come together.
+//! Selects the node where keys come together.
 //!
 //! Requests with common keys, directly or through others, form a group with one target. The first criterion that decides:
 //! 1. the target that the oldest request requires;
@@ -39,7 +39,9 @@ struct Votes {
 /// Groups requests by common keys. Returns the group of each request, and the targets of the groups that have keys.
 pub(super) fn targets(fleet: &Fleet<'_>, requests: &[Request]) -> (Vec<usize>, BTreeMap<usize, Target>) {
     let group_of = groups(requests);
-    let mut members: BTreeMap<usize, (BTreeSet<&Arc<[u8]>>, Option<NodeId>)> = BTreeMap::new();
+    // Keys and the required node, by group.
+    type Members<'a> = (BTreeSet<&'a Arc<[u8]>>, Option<NodeId>);
+    let mut members: BTreeMap<usize, Members<'_>> = BTreeMap::new();
     for (request, group) in requests.iter().zip(&group_of) {
         let (keys, at) = members.entry(*group).or_default();
         keys.extend(&request.keys);

@@ -158,7 +158,9 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("hot_copies_invalidations", "Invalidations received from nodes for keys with hot copies", |w| {
         &w.hot.invalidations
     }),
-    ("colocate_refused", "Commands refused because their keys could not be brought to one node", |w| &w.colocate_refused),
+    ("colocate_refused", "Commands refused because their keys could not be brought to one node", |w| {
+        &w.colocate_refused
+    }),
 ];
 
 /// Clients that the router has disconnected, by reason.

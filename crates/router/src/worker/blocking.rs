@@ -81,14 +81,16 @@ fn is_waiting_well(
         (Waited::Of(slot), Some(waiting)) => hooks.is_used_at(turn, slot, waiting.request(), node),
         (Waited::Of(slot), None) => hooks.routing_of_moved(turn).topology.owner(slot) == node,
         (Waited::Several, _) if turn.routing().topology.only_node() == Some(node) => true,
-        (Waited::Several, Some(waiting)) => hooks.is_all_used_at(turn, waiting.request(), node),
+        (Waited::Several, Some(waiting)) => {
+            turn.routing().colocates() && hooks.is_all_used_at(turn, waiting.request(), node)
+        }
         // Its client has disconnected, and its wait is being ended.
         (Waited::Several, None) => true,
     }
 }
 
 impl ReissuedCommands {
-    /// Sends a command that may block at the node. `slots`: those of its keys, if it has any.
+    /// Sends a command that may block at the node. `slots`: slots of its keys; `None` without keys.
     #[cold]
     pub(super) fn block(
         &mut self,

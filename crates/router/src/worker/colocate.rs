@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::colocate::{ColocationRequest, REQUEST_KEYS_MAX};
+use switchyard_policy::colocate::{ColocationRequest, REQUEST_BYTES_MAX, REQUEST_KEYS_MAX};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
-use switchyard_resp::command::errors;
+use switchyard_resp::command::{Flags, errors};
 
 use super::downstreams::waits::Stall;
 use super::downstreams::{Client, Downstreams};
@@ -33,7 +33,7 @@ use crate::slab::Handle;
 use crate::worker::invocation::Invocation;
 use state::ColocateWait;
 
-/// Number of the command that is processed next: one that has blocked at a node and is at the router, or a new one.
+/// Number of the command that is processed next: the reissued one, or a new one.
 fn next_command(client: &Client) -> u32 {
     let reissued = client.state::<Waiting>().filter(|_| client.is_reissued());
     reissued.map_or_else(|| client.replies().next_seq(), Waiting::seq)
@@ -200,6 +200,10 @@ fn needed<'k>(
     if !routing.colocates() {
         return Err(apart_text(routing, keys));
     }
+    // Before any key moves: the script may be unknown, or refused whatever its keys.
+    if command.flags.has(Flags::SCRIPT) {
+        hooks.checked_script(turn, routing, command, args)?;
+    }
     if hooks.needs_whole_slots(turn, routing, command, args) {
         let slots = keys.clone().map(|key| routing.topology.slot_of(key)).collect();
         return whole_slots(routing, slots).map_err(|why| format!("{}. {why}", apart_text(routing, keys)));
@@ -234,6 +238,12 @@ pub(super) fn wanted_of_several(
         return Err(format!(
             "{text}. They are {} keys at several nodes, and at most {REQUEST_KEYS_MAX} are brought to one",
             keys.len()
+        ));
+    }
+    if keys.iter().map(|key| key.len()).sum::<usize>() > REQUEST_BYTES_MAX {
+        return Err(format!(
+            "{}. Their names are too long: keys at several nodes with names of at most {REQUEST_BYTES_MAX} bytes are brought to one",
+            apart_text(routing, keys.iter().map(|key| &**key))
         ));
     }
     Ok(ColocationRequest::Several { keys, at })

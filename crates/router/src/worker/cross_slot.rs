@@ -359,7 +359,7 @@ impl Gathers {
         let kind = kind_of(command, &keys).filter(|_| bytes_max > 0);
         let between_databases = || kind == Some(Kind::Copy) && args.iter().skip(3).any(|a| is_option(a, b"DB"));
         let Some(kind) = kind.filter(|_| !between_databases()) else {
-            return bring_together(turn, down, hooks, call, &keys).map_or(Err(first), Ok);
+            return bring_together(turn, down, hooks, call, &keys).ok_or(first);
         };
         if keys.iter().all(|k| owner(*k as usize) == first) {
             return Err(first);
@@ -370,7 +370,7 @@ impl Gathers {
         }
         if &*command.name == "SORT" && uses_pattern(args) {
             // The keys of the pattern are with the source, and the command is executed at the destination.
-            return bring_together(turn, down, hooks, call, &keys).map_or(Err(first), Ok);
+            return bring_together(turn, down, hooks, call, &keys).ok_or(first);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = down.get_mut(handle).filter(|_| kind != Kind::Read) {

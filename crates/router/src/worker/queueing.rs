@@ -195,6 +195,7 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 Route::Together(_) | Route::CrossSlot => false,
                 Route::Anywhere => true,
             };
+            let first = own().next().filter(|_| !is_of_known).map(|name| slot_of_name(routing, command, name));
             let mut refusal = None;
             let may_be_apart = is_only || routing.colocates();
             if found.is_ok() && !is_of_known && (hooks.groups.has_room() || !may_be_apart) {
@@ -205,7 +206,6 @@ fn queueing(turn: &Turn, down: &mut Downstreams, hooks: &mut CommandHooks, call:
                 let has_rules = !matches!(command.handling, Handling::Local(_));
                 refusal = (has_rules && !may_be_apart).then(|| apart_text(routing, all));
             }
-            let first = own().next().filter(|_| !is_of_known).map(|name| slot_of_name(routing, command, name));
             hooks.keys = keys;
             match (found, target) {
                 // The node returns the error at EXEC.

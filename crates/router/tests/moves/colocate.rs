@@ -1,8 +1,9 @@
-//! Commands that wait for keys to return to their slot owner. The test takes the role of the control plane and decides
-//! when to answer.
+//! Commands that wait until their keys are at one node. The test takes the role of the control plane and decides when to
+//! answer.
 
 use std::sync::{Arc, Mutex};
 
+use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::topology::{NodeId, crc16_slot};
 use switchyard_router::{ColocatePort, ColocateRequest, Ports};
 
@@ -86,4 +87,25 @@ fn an_old_colocation_answer_does_not_affect_a_later_command() {
     publish(&fleet, "{t}c", home);
     assert_eq!((client.reply(), client.cmd("GET {t}c")), ("OK".to_owned(), "1".to_owned()));
     second.done();
+}
+
+#[test]
+fn keys_of_several_slots_are_needed_until_the_command_is_sent() {
+    let Scene { fleet, port, home, away } = Scene::new();
+    let is_away = |key: &String| fleet.slots_of(away).contains(&crc16_slot(key.as_bytes()));
+    let other = (0..).map(|n| format!("k{n}")).find(is_away).expect("half of all");
+    let mut client = fleet.client();
+    assert_eq!(client.cmd("SET {t}a 1"), "OK");
+    client.post(&format!("RENAME {{t}}a {other}"));
+    let request = port.next();
+    let keys = vec![Arc::from(&b"{t}a"[..]), Arc::from(other.as_bytes())];
+    assert_eq!(*request.wanted(), ColocationRequest::Several { keys, at: None });
+    assert_eq!(request.wait().strong_count(), 1);
+    publish(&fleet, &other, home);
+    assert_eq!((client.reply(), client.cmd(&format!("GET {other}"))), ("OK".to_owned(), "1".to_owned()));
+    until("its keys may leave", || request.wait().strong_count() == 0);
+    // The next command finds them together.
+    assert_eq!(client.cmd(&format!("RENAME {other} {{t}}a")), "OK");
+    assert!(port.requests.lock().expect("lock").is_empty());
+    request.done();
 }

@@ -92,8 +92,8 @@ fn commands_behind_a_blocking_command_wait() {
 }
 
 #[test]
-fn keys_of_one_blocking_command_share_a_slot() {
-    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+fn keys_of_one_blocking_command_share_a_slot_if_configured() {
+    let Some(site) = Site::router_only(3, &SiteOptions::refusing_several_slots()) else { return };
     let mut client = site.client();
     for line in [
         "BLPOP a b 0",

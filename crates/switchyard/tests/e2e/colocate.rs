@@ -1,5 +1,5 @@
-//! Commands with several keys, some of which live elsewhere than their slots: these keys are returned to their slot
-//! owners. Tests cover clients that wait for that, and the cases in which it is impossible.
+//! Commands with several keys of a slot, some of which live elsewhere: these keys are returned to their slot owners. Tests
+//! cover clients that wait for that, and the cases in which it is impossible. `together` has keys of several slots.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -134,7 +134,10 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     assert_eq!((m["state"].as_str(), m["keys"].as_u64(), m["goal"].as_str()), (Some("done"), Some(1), Some("fast")));
     assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("RENAME"), Some(1)));
     let text = done(scene.router(), "moves");
-    assert!(text.contains("(returns keys for RENAME)") && text.contains("with other keys: RENAME 1"), "{text}");
+    assert!(
+        text.contains("(brings keys together for RENAME)") && text.contains("needed them together: RENAME 1"),
+        "{text}"
+    );
     let metrics = scene.router().metrics();
     for line in [
         "switchyard_moves_brought_home_keys_total{command=\"rename\"} 1",
@@ -143,7 +146,10 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
     }
-    let log = scene.router().process().expect_log(&["move 2 returns 1 key to the slot owner: RENAME needs them"]);
+    let log = scene
+        .router()
+        .process()
+        .expect_log(&[&*format!("move 2 brings 1 key to {}: RENAME needs them", scene.nodes_of("{t}").0.address())]);
     for text in [&text, &metrics, &log] {
         assert!(!text.contains("mystery"), "key names must not be shown: {text}");
     }
@@ -151,7 +157,11 @@ fn returned_keys_are_reported_and_moving_them_again_warns() {
     for (keys, told) in [("{t}secret", true), ("{t}mystery", false)] {
         let line = format!("move --from {} --to {} --keys {keys} --dry-run", owner.address(), other.address());
         let text = done(scene.router(), &line);
-        assert_eq!(text.contains("NOTE: 1 of these keys were returned") && text.contains("(RENAME)"), told, "{text}");
+        assert_eq!(
+            text.contains("NOTE: 1 of these keys were brought to other keys") && text.contains("(RENAME)"),
+            told,
+            "{text}"
+        );
     }
     let line = format!("move --from {} --to {} --keys {{t}}* --dry-run", owner.address(), other.address());
     assert!(json(scene.router(), &line)["notes"].is_null(), "the keys there now were not returned by a command");
@@ -314,7 +324,7 @@ fn clients_learn_why_keys_cannot_be_returned() {
     let text = error(&mut client, script);
     assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{text}");
     assert!(
-        text.contains("not returned automatically") && text.contains("is used past this router by 1 client "),
+        text.contains("were not brought together") && text.contains("is used past this router by 1 client "),
         "{text}"
     );
     direct.cmd("DEL past-the-router");
@@ -398,7 +408,9 @@ fn no_client_waits_longer_than_the_timeout() {
     other.thaw();
     let text = answer.error().unwrap_or_else(|| panic!("{answer:?}"));
     assert!(
-        text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("did not return within 300ms"),
+        text.starts_with("CROSSSLOT")
+            && text.contains(EXAMPLE)
+            && text.contains("were not brought together within 300ms"),
         "{text}"
     );
     assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
@@ -490,10 +502,10 @@ fn blocked(node: &Node) -> usize {
     number.trim().parse().expect("a number")
 }
 
-/// If a move takes some keys of a blocked client away, the client receives an error. When the command is sent again,
-/// the keys are returned first. If the keys stay together, the client continues to wait.
+/// If a move takes some keys of a blocked client away, these are returned, and the client continues to wait. If the keys
+/// stay together, it waits where they are.
 #[test]
-fn a_client_blocked_on_parted_keys_gets_an_error() {
+fn a_client_blocked_on_parted_keys_waits_until_they_are_together() {
     let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
     let (owner, other) = scene.nodes_of("{t}");
     let mut client = scene.site.client();
@@ -519,15 +531,10 @@ fn a_client_blocked_on_parted_keys_gets_an_error() {
         waits_for_one.post("BLPOP {t}c 0");
         until("both wait", || blocked(owner) == 2);
         scene.part("{t}b");
-        let answer = waits.reply();
-        let text = answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}"));
-        assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{line}: {text}");
-        waits.post(line);
-        until("it waits again, and the other client still waits", || blocked(owner) == 2);
         asked += 1;
-        // The keys are used at their slot owner before all workers know that they are there.
+        eventually("the key has returned", || (away(&scene), colocations(&scene)) == (0, asked));
         wait_until_at_rest(&scene);
-        assert_eq!(away(&scene), 0, "{line}");
+        until("it waits again, and the other client still waits", || blocked(owner) == 2);
         client.cmd(element);
         assert_eq!(waits.reply(), reply, "{line}");
         client.cmd("RPUSH {t}c y");
@@ -594,7 +601,10 @@ fn a_frozen_node_delays_only_its_own_keys() {
     });
     assert!(asked.code == 0, "{}{}", asked.out, asked.err);
     let first = held_up.reply();
-    assert!(first == ok() || first.error().is_some_and(|text| text.contains("did not return within")), "{first:?}");
+    assert!(
+        first == ok() || first.error().is_some_and(|text| text.contains("were not brought together within")),
+        "{first:?}"
+    );
     eventually("it is renamed", || {
         client.cmd(&format!("RENAME {two}a {two}b"));
         client.cmd(&format!("GET {two}b")) == bulk(&*two)

@@ -144,8 +144,8 @@ fn commands_on_several_slots_match_a_single_server() {
 }
 
 #[test]
-fn commands_that_change_two_keys_stay_refused() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+fn commands_that_change_two_keys_are_refused_if_configured() {
+    let Some(site) = Site::router_only(2, &SiteOptions::refusing_several_slots()) else { return };
     let mut client = site.client();
     client.cmd("SET one 1");
     client.cmd("RPUSH l 1");

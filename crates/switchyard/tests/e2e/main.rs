@@ -75,6 +75,7 @@ mod session;
 mod standby;
 mod support;
 mod tls;
+mod together;
 mod tracking;
 mod transactions;
 mod twemproxy;

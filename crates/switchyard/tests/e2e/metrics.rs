@@ -145,7 +145,10 @@ fn error_counts(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
 
 #[test]
 fn every_error_reply_is_counted_by_its_code() {
-    let Some(mut site) = Site::router_only(2, &SiteOptions::config("[nodes]\nlarge-value = \"256kb\"\n")) else {
+    let Some(mut site) = Site::router_only(
+        2,
+        &SiteOptions::config("[clients]\ncross-slot = \"refuse\"\n[nodes]\nlarge-value = \"256kb\"\n"),
+    ) else {
         return;
     };
     let tags = site.tags();

@@ -263,7 +263,7 @@ fn commands_on_several_keys_are_correct_or_refused() {
 
 #[test]
 fn blocked_and_watching_clients_notice_a_moved_key() {
-    let Some(scene) = Scene::start() else { return };
+    let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"0s\"\n") else { return };
     let mut client = scene.site.client();
     let (mut pops, mut stays, mut watches, mut both) =
         (scene.site.client(), scene.site.client(), scene.site.client(), scene.site.client());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::support::slots::slot;
-use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
+use crate::support::{Random, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 /// The error text of Redis Cluster.
 pub(crate) const CROSSSLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
@@ -138,11 +138,9 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 #[test]
 fn commands_work_within_a_slot_and_change_nothing_across_slots() {
     // `cross_slot.rs` tests commands that may span slots. Here that is disabled.
-    let Some(site) =
-        Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"])))
-    else {
-        return;
-    };
+    let mut options = SiteOptions::refusing_several_slots();
+    options.router.args.extend(["--set", "clients.cross-slot-max=0"].map(str::to_owned));
+    let Some(site) = Site::router_only(3, &options) else { return };
     let mut client = site.client();
     // `%1` and `%2` are replaced by keys of one slot, and of two slots.
     let commands = [

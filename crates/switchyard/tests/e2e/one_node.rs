@@ -13,6 +13,13 @@ fn options(workers: usize) -> SiteOptions {
     SiteOptions::router(RouterOptions { workers, ..RouterOptions::default() })
 }
 
+/// Refuses keys of several slots as soon as there are several nodes.
+fn refusing(workers: usize) -> SiteOptions {
+    let mut options = SiteOptions::refusing_several_slots();
+    options.router.workers = workers;
+    options
+}
+
 /// Commands of applications and libraries, in blocks. `a`, `b`, `c` and the other keys are in different slots.
 const BLOCKS: &[&[&str]] = &[
     &["SET test 1", "RENAME test test1", "RENAMENX test1 test2", "COPY test2 test3", "GET test3"],
@@ -175,7 +182,7 @@ fn one_node_serves_clients_blocked_on_keys_of_several_slots() {
 
 #[test]
 fn a_second_node_ends_commands_that_need_a_single_node() {
-    let Some(site) = Site::router_only(1, &options(2)) else { return };
+    let Some(site) = Site::router_only(1, &refusing(2)) else { return };
     let mut other = site.client();
     let clients = |lines: &[&[&str]]| -> Vec<Client> {
         lines
@@ -237,6 +244,34 @@ fn a_second_node_ends_commands_that_need_a_single_node() {
     until("one node takes everything again", || other.cmd("EVAL \"return redis.call('SET',ARGV[1],1)\" 0 x") == ok());
 }
 
+#[test]
+fn a_second_node_does_not_end_commands_with_keys_of_several_slots() {
+    let config = "[moves]\ncolocate-timeout = \"60s\"\n";
+    let Some(site) = Site::router_only(1, &SiteOptions::config(config)) else { return };
+    let mut other = site.client();
+    for line in
+        ["MSET a 1 b 2", "RENAME a c", "EVAL \"return redis.call('MGET',KEYS[1],KEYS[2])\" 2 b c", "BLPOP x y 0.01"]
+    {
+        assert_eq!(other.cmd(line).error(), None, "{line}");
+    }
+    let (mut transaction, mut watching, mut waiting) = (site.client(), site.client(), site.client());
+    for line in ["MULTI", "INCR b", "INCR c"] {
+        assert_eq!(transaction.cmd(line).error(), None, "{line}");
+    }
+    for line in ["WATCH b c", "MULTI", "GET d"] {
+        assert_eq!(watching.cmd(line).error(), None, "{line}");
+    }
+    waiting.post("BLPOP q1 q2 q3 0");
+    until("it waits", || other.cmd("INFO clients").text().contains("blocked_clients:1"));
+    let second = Node::start(&NodeOptions::default());
+    // No command has met a limit.
+    done(site.router(), &format!("nodes add {} --rebalance --wait", second.address()));
+    assert_eq!(transaction.cmd("EXEC"), Value::Array(vec![int(3), int(2)]));
+    assert_eq!(watching.cmd("EXEC"), Value::Nil, "the watched keys have changed");
+    assert_eq!(other.cmd("RPUSH q2 x"), int(1));
+    assert_eq!(waiting.reply(), Value::Array(vec![bulk("q2"), bulk("x")]));
+}
+
 /// Scripts that generate key names run at full speed while the second node joins and gets half of the slots: every
 /// acknowledged write is on the right node, and nothing else exists.
 #[test]
@@ -289,7 +324,7 @@ fn no_script_writes_to_a_wrong_node_while_a_node_joins() {
 
 #[test]
 fn commands_that_two_nodes_would_refuse_are_counted() {
-    let Some(site) = Site::router_only(1, &options(2)) else { return };
+    let Some(site) = Site::router_only(1, &refusing(2)) else { return };
     let mut client = site.client();
     let second = Node::start(&NodeOptions::default());
     for line in

@@ -14,6 +14,14 @@ use crate::support::{Client, NodeOptions, Router, Site, SiteOptions, Value, bulk
 pub(crate) const RULES: &str =
     "[[placement.rule]]\nkeys = [\"bull:{queue}:*\"]\n\n[[placement.rule]]\nkeys = [\"rq:*\"]\ntag = \"rq\"\n";
 
+/// Configuration of a router that keeps keys together only by rules.
+const REFUSE: &str = "[clients]\ncross-slot = \"refuse\"\n\n";
+
+/// A router that keeps keys together only by these rules.
+fn only_by_rules() -> SiteOptions {
+    SiteOptions::config(format!("{REFUSE}{RULES}"))
+}
+
 /// Options of an adoption that takes some seconds for [`KEYS`] keys.
 pub(crate) const SLOWLY: &str = "--goal gentle --max-rate 100kb";
 
@@ -74,7 +82,7 @@ pub(crate) fn keys_are_at_their_tags(site: &Site) {
 
 #[test]
 fn keys_of_one_tag_work_together_on_several_nodes() {
-    let Some(site) = Site::router_only(3, &SiteOptions::config(RULES)) else { return };
+    let Some(site) = Site::router_only(3, &only_by_rules()) else { return };
     let mut client = site.client();
     assert_eq!(report(site.router())["number"], 1, "the first start has the configured rules");
     for command in ["RPUSH bull:mail:wait a b", "SET bull:mail:meta 7", "SET rq:job:1 x", "SADD rq:queues q"] {
@@ -258,7 +266,7 @@ fn an_adoption_moves_keys_once_while_clients_use_them() {
 #[test]
 fn a_change_of_rules_aborts_transactions_checked_by_earlier_rules() {
     let one_tag = "[[placement.rule]]\nkeys = [\"app:*\"]\ntag = \"app\"\n";
-    let Some(site) = Site::router_only(2, &SiteOptions::config(one_tag)) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::config(format!("{REFUSE}{one_tag}"))) else { return };
     let router = site.router();
     let node_of = |key: &str| json(router, &format!("where {key}"))["keys"][0]["node"].clone();
     let home = node_of("app:x");
@@ -295,7 +303,7 @@ fn a_change_of_rules_aborts_transactions_checked_by_earlier_rules() {
 
 #[test]
 fn shard_channels_have_no_rules_in_transactions_and_scripts() {
-    let Some(site) = Site::router_only(2, &SiteOptions::config(RULES)) else { return };
+    let Some(site) = Site::router_only(2, &only_by_rules()) else { return };
     let mut client = site.client();
     let reply = client.call(&["EVAL", "return redis.call('SPUBLISH', KEYS[1], 'm')", "1", "bull:mail:events"]);
     assert!(reply.error().is_some_and(|text| text.contains("may not call spublish")), "{reply:?}");
@@ -450,7 +458,7 @@ fn use_together(client: &mut Client, is_refused: bool) {
 
 #[test]
 fn rules_are_learned_from_keys_that_clients_use_together() {
-    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config(REFUSE)) else { return };
     assert!(done(site.router(), "rules learn").contains("no rules are needed"));
     use_together(&mut site.client(), false);
     let learned = eventually("the groups are sampled", || {
@@ -496,7 +504,10 @@ fn learned_rules_are_adopted_without_an_order_if_configured() {
 
 #[test]
 fn learned_rules_serve_refused_commands_on_two_nodes() {
-    let Some(site) = Site::router_only(2, &SiteOptions::config("[placement]\nadopt = \"ask\"\n")) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::config(format!("{REFUSE}[placement]\nadopt = \"ask\"\n")))
+    else {
+        return;
+    };
     let mut client = site.client();
     use_together(&mut client, true);
     use_together_until_learned(&mut client, site.router());

@@ -21,14 +21,14 @@ fn options(config: &str, workers: usize) -> SiteOptions {
 }
 
 #[test]
-fn keys_of_one_transaction_share_a_slot() {
-    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+fn keys_of_one_transaction_share_a_slot_if_configured() {
+    let Some(site) = Site::router_only(3, &SiteOptions::refusing_several_slots()) else { return };
     let tags = site.tags();
     let (here, there) = (&tags[0][0], &tags[1][0]);
     let mut client = site.client();
     let crossslot = "CROSSSLOT Keys in request don't hash to the same slot";
     let aborted = "EXECABORT Transaction discarded because of previous errors.";
-    // Even if one node owns both slots, because a move may separate them.
+    // Even if one node owns both slots.
     for other in [there, &tags[0][1]] {
         assert_eq!(client.cmd("MULTI"), ok());
         assert_eq!(client.cmd(&format!("SET {{{here}}}a 1")), queued());

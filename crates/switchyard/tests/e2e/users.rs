@@ -472,7 +472,9 @@ fn large_values_work_for_restricted_users() {
 #[test]
 fn an_option_that_ends_early_hides_no_key() {
     let users = UsersFile::new("user app on nopass ~app:* +@all\nuser writer on nopass %W~app:* +@all\n");
-    let site = Site::with(2, &options(&users.path, Some("master")));
+    let mut options = options(&users.path, Some("master"));
+    options.router.config.push_str("cross-slot = \"refuse\"\n");
+    let site = Site::with(2, &options);
     let mut admin = site.client();
     assert_eq!(admin.cmd("AUTH master"), ok());
     for command in ["XADD secret 1-1 f v", "SET app:1 hidden", "SET {x}secret:1 hidden", "RPUSH app:{x} 1"] {

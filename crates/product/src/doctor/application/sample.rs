@@ -161,8 +161,7 @@ impl Sample {
     }
 }
 
-const TAGS: &str =
-    "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
+const TAGS: &str = "the router moves these keys to one node at their first use: a common hash tag ({user:7}:cart, {user:7}:name) keeps them together from the start";
 const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
 
 /// Samples the commands of a node for `time`.

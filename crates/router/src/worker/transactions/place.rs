@@ -49,10 +49,10 @@ pub(super) fn node_of_exec(
     let watched_at = watch.map(|watch| watch.node);
     if multi.are_apart || watch.is_some_and(|watch| watch.are_apart) {
         let watched = watch.iter().flat_map(|watch| watch.keys.iter()).map(|key| Arc::from(&**key)).collect();
-        return routing.topology.only_node().map_or_else(
-            || node_of_several(turn, hooks, routing, &multi.requests(), watched, watched_at),
-            Ok,
-        );
+        return routing
+            .topology
+            .only_node()
+            .map_or_else(|| node_of_several(turn, hooks, routing, &multi.requests(), watched, watched_at), Ok);
     }
     if !routing.topology.has_override(slot) {
         return Ok(watched_at.unwrap_or(owner));
@@ -79,9 +79,9 @@ struct Requirements {
     keys: Vec<Arc<[u8]>>,
     /// Slots that must be at its node with all their keys.
     slots: BTreeSet<Slot>,
-    /// Its node: that of the watched keys, and of channels and whole slots.
+    /// The required node, because of watched keys, channels, and slots that must be whole.
     node: Option<NodeId>,
-    /// They are at several nodes.
+    /// Several nodes are required.
     is_impossible: bool,
 }
 
@@ -103,8 +103,7 @@ fn node_of_several(
     watched_at: Option<NodeId>,
 ) -> Result<NodeId, NotTogether> {
     let topology = &routing.topology;
-    let mut all =
-        Requirements { keys: watched, slots: BTreeSet::new(), node: watched_at, is_impossible: false };
+    let mut all = Requirements { keys: watched, slots: BTreeSet::new(), node: watched_at, is_impossible: false };
     for request in queue {
         with_parsed_command(routing, request, |command, args| {
             let mut places = Vec::new();
@@ -138,7 +137,7 @@ fn node_of_several(
         return Err(NotTogether::new(&text(), Some(wanted)));
     }
     if is_impossible {
-        return Err(refused("Its watched keys, its channels, and slots of which it may use any key are at several nodes"));
+        return Err(refused("Watched keys, channels, and slots of undeclared keys are at several nodes"));
     }
     let Some(at) = node.or_else(|| keys.first().map(|key| topology.lives_at(key))) else {
         return Err(NotTogether::new(&text(), None));

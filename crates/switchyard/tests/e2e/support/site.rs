@@ -28,6 +28,11 @@ impl SiteOptions {
         SiteOptions { router, ..SiteOptions::default() }
     }
 
+    /// Default nodes, and a router that refuses keys of several slots, as a Redis Cluster does.
+    pub(crate) fn refusing_several_slots() -> SiteOptions {
+        SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot=refuse"]))
+    }
+
     /// Default nodes, and a router with this configuration file.
     pub(crate) fn config(text: impl Into<String>) -> SiteOptions {
         SiteOptions::router(RouterOptions::config(text))
