@@ -218,7 +218,7 @@ impl Operator {
             if !request.rebalance {
                 return Ok((settings, PlanReport::default()));
             }
-            // Not earlier, because keys are not brought together meanwhile.
+            // Not earlier, because no keys are brought together during the pause.
             let _pause = self.check_no_open_moves(before)?;
             Ok((settings, self.start_share_moves(how)?))
         });
