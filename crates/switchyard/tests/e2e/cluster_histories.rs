@@ -21,11 +21,19 @@ fn pair(members: &Members, first: usize) -> (usize, usize) {
     if members.is_primary(first) { (first, first + 3) } else { (first + 3, first) }
 }
 
-/// Waits until a member that was replaced is the replica of the next owner, and has its data.
-fn until_replica(members: &Members, number: usize) {
+/// Waits until a replaced member is the replica of `owner`, and receives each write. The link is up before that: an owner
+/// sends nothing to a new replica before its first acknowledgement, so the next failover would lose writes.
+fn until_replica(members: &Members, owner: usize, replica: usize) {
     until("the former primary is a replica", || {
-        members.nodes[number].cmd("INFO replication").text().contains("master_link_status:up")
+        let (at_owner, at_replica) = (replication(members, owner), replication(members, replica));
+        at_replica.contains("master_link_status:up")
+            && at_owner.contains("state=online")
+            && !at_owner.contains("offset=0,")
     });
+}
+
+fn replication(members: &Members, number: usize) -> String {
+    members.nodes[number].cmd("INFO replication").text()
 }
 
 /// Waits until a router has an owner for every key. Before that, it would accept a write of the resumed primary, as every
@@ -78,14 +86,14 @@ fn run(seed: u64, faults: usize) {
                     attempts += 1;
                     members.is_primary(replica)
                 });
-                until_replica(&members, primary);
+                until_replica(&members, replica, primary);
             }
             2 => {
                 steps.push(format!("kill of {primary}"));
                 members.nodes[primary].kill();
                 until("the replica is the primary", || members.is_primary(replica));
                 members.nodes[primary].restart();
-                until_replica(&members, primary);
+                until_replica(&members, replica, primary);
             }
             3 => {
                 steps.push(format!("suspension of {primary}"));
@@ -93,7 +101,7 @@ fn run(seed: u64, faults: usize) {
                 until("the replica is the primary", || members.is_primary(replica));
                 routers.iter().for_each(until_served);
                 members.nodes[primary].thaw();
-                until_replica(&members, primary);
+                until_replica(&members, replica, primary);
             }
             4 => {
                 steps.push("suspension of a router".to_owned());
