@@ -73,7 +73,13 @@ impl Fleet {
 }
 
 fn policies() -> impl Strategy<Value = Knobs> {
-    let policy = prop_oneof![Just(Policy::Threshold), Just(Policy::Static), Just(Policy::Model)];
+    let policy = prop_oneof![
+        Just(Policy::Threshold),
+        Just(Policy::Static),
+        Just(Policy::Model),
+        Just(Policy::Learned),
+        Just(Policy::Predictive)
+    ];
     let times = (0..60_000_u64, 0..120_000_u64, 0..60_000_u64, 0..120_000_u64);
     (policy, 1..4_usize, 0..8_usize, times).prop_map(
         |(policy, nodes_min, more, (up_after, down_after, up_cooldown, down_cooldown))| Knobs {
@@ -117,6 +123,30 @@ proptest! {
                     let begun = done - takes_ms;
                     let pause = if what == SizeChange::Add { knobs.up_cooldown } else { knobs.down_cooldown };
                     prop_assert!(begun >= ended + pause, "{what:?} {} ms after a change, and the pause has {pause}", begun - ended);
+                }
+            }
+        }
+    }
+
+    /// Policies that look ahead are `threshold` without a history, and state that as a reason.
+    #[test]
+    fn policies_without_history_decide_like_threshold(
+        knobs in policies(),
+        loads in prop::collection::vec((0.0..100_000.0_f64, 1..90_u64), 1..20),
+    ) {
+        let mut fleets = [Policy::Threshold, Policy::Learned, Policy::Predictive]
+            .map(|policy| (Fleet::new(knobs.nodes_min as u16), Knobs { policy, ..knobs.clone() }));
+        for (load, seconds) in loads {
+            for _ in 0..seconds {
+                let [usual, ahead @ ..] = fleets.each_mut().map(|(fleet, knobs)| {
+                    fleet.load = load;
+                    fleet.second(knobs, 1, 5000)
+                });
+                for other in ahead {
+                    prop_assert_eq!(other.what, usual.what);
+                    let is_judged = !matches!(usual.reasons[0], Reason::UnderWay(_) | Reason::Minimum(..));
+                    let is_stated = other.reasons.iter().any(|reason| matches!(reason, Reason::NoHistory(0, _)));
+                    prop_assert!(is_stated || !is_judged, "{:?}", other.reasons);
                 }
             }
         }

@@ -55,3 +55,9 @@ pub(crate) trait FleetActions: Evidence {
     /// Removes a node that owns nothing.
     fn leave(&self, node: &str) -> Result<(), String>;
 }
+
+/// Returns the name of a node for a message.
+pub(super) fn name_of(hands: &dyn FleetActions, node: NodeId) -> String {
+    let found = hands.nodes().into_iter().find(|(id, _)| *id == node);
+    found.map_or_else(|| format!("{node:?}"), |(_, name)| name)
+}

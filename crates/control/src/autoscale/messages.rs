@@ -1,6 +1,6 @@
 //! Texts for the policy's reasons.
 
-use switchyard_policy::autoscale::Reason;
+use switchyard_policy::autoscale::{Outlook, Reason};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 
@@ -10,6 +10,29 @@ fn seconds(ms: u64) -> String {
 
 fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
+}
+
+fn minutes(ms: u64) -> String {
+    counted(ms.div_ceil(60_000) as usize, "minute")
+}
+
+fn days(ms: u64) -> String {
+    format!("{:.1}", ms as f64 / 86_400_000.0)
+}
+
+/// Describes an expected load. `source`: origin of the prediction.
+fn outlook_text(outlook: &Outlook, source: &str) -> String {
+    let Outlook { requests, nodes, from, to, startup, confidence } = outlook;
+    let time = match from {
+        0 => format!("in the next {}", minutes(*to)),
+        from => format!("in {}", minutes(*from)),
+    };
+    format!(
+        "{time} the {source} expects up to {requests:.0} requests/s, which need {} (a node takes {} to add; {} of the recent predictions were high enough)",
+        counted(*nodes, "node"),
+        seconds(*startup),
+        percent(*confidence)
+    )
 }
 
 /// Describes a reason as a clause.
@@ -45,5 +68,17 @@ pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> S
             format!("the other nodes lack memory for the data of {}, or their memory is not known", name(*node))
         }
         Reason::NoneMayGo => "the autoscaler started none of the nodes, and it stops no others".to_owned(),
+        Reason::Forecast(outlook) => outlook_text(outlook, "forecast"),
+        Reason::Learned(outlook) => outlook_text(outlook, "decision tree"),
+        Reason::NoHistory(known, needed) => {
+            format!("the history has {} of {} days, so the policy acts like threshold", days(*known), days(*needed))
+        }
+        Reason::UnknownCapacity => {
+            "the servers report no processor use, and [autoscale] capacity is not set, so the policy acts like threshold".to_owned()
+        }
+        Reason::Unreliable(share) => format!(
+            "only {} of the recent predictions were high enough, so the policy acts like threshold",
+            percent(*share)
+        ),
     }
 }

@@ -10,6 +10,7 @@
 
 mod actions;
 mod command;
+mod history;
 mod intent;
 mod local;
 mod messages;
@@ -40,8 +41,13 @@ pub(crate) use removal::{Evidence, Inspected};
 pub use thread::AutoscaleThread;
 
 /// All policies, with their names in the configuration.
-pub const POLICIES: [(Policy, &str); 3] =
-    [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
+pub const POLICIES: [(Policy, &str); 5] = [
+    (Policy::Threshold, "threshold"),
+    (Policy::Static, "static"),
+    (Policy::Model, "model"),
+    (Policy::Learned, "learned"),
+    (Policy::Predictive, "predictive"),
+];
 
 /// Kind of provisioner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

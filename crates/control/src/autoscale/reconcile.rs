@@ -11,12 +11,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, SizeChange, decide};
+use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, SizeChange, decide_advised};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
-use super::actions::{FleetActions, OpenMoves};
+use super::actions::{FleetActions, OpenMoves, name_of};
+use super::history::LoadHistory;
 use super::intent::{Change, DOCUMENT, Intent, LastSeen, Stage, StartedServer};
 use super::local::credentials;
 use super::notify::notify;
@@ -69,6 +70,7 @@ pub(crate) struct Autoscaler {
     state: PathBuf,
     /// Clock of this run, and its start.
     clock: (Clock, Instant),
+    history: LoadHistory,
     inner: Mutex<Inner>,
 }
 
@@ -146,7 +148,8 @@ impl Autoscaler {
         let wall = wall();
         let clock = (Clock::start(wall), Instant::now());
         intent.resume(clock.0.now(0, wall), PAUSE_MAX);
-        Ok(Self { store, state, clock, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
+        let history = LoadHistory::open(&store, wall)?;
+        Ok(Self { store, state, clock, history, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
     }
 
     pub(crate) fn now(&self) -> Now {
@@ -300,6 +303,10 @@ impl Autoscaler {
             let inner = self.inner();
             (inner.config.clone(), inner.intent.change.clone())
         };
+        if config.mode != Mode::Off && self.history.is_due(now) {
+            let started = self.inner().intent.started.clone();
+            self.history.observe(&hands.observed(&started), change.as_ref(), &self.store);
+        }
         let provision = |way| config.provision(way, &self.state, site);
         self.revive(&provision, hands, now);
         let before = change.as_ref().map(|change| change.stage.clone());
@@ -483,9 +490,11 @@ impl Autoscaler {
             return Ok(());
         }
         let observed = hands.observed(&started);
+        // Without the lock of the state, because training takes a moment.
+        let advice = self.history.advise(&observed, &config.knobs);
         let decision = {
             let mut inner = self.inner();
-            let decision = decide(&observed, &config.knobs, &mut inner.intent.state);
+            let decision = decide_advised(&observed, &config.knobs, &mut inner.intent.state, advice.as_ref());
             inner.decision = Some(decision.clone());
             if decision.what == SizeChange::Stay {
                 inner.noted = None;
@@ -986,9 +995,4 @@ fn attempts(change: &Change) -> u32 {
         Stage::Stop(..) => u32::MAX,
         _ => ATTEMPTS,
     }
-}
-
-fn name_of(hands: &dyn FleetActions, node: NodeId) -> String {
-    let found = hands.nodes().into_iter().find(|(id, _)| *id == node);
-    found.map_or_else(|| format!("{node:?}"), |(_, name)| name)
 }

@@ -38,8 +38,8 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FORMAT_KEY: &str = "format";
 const INCARNATION_KEY: &str = "incarnation";
 
-/// JSON documents by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of
-/// another module's document.
+/// Documents by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of another
+/// module's document. JSON, except for the autoscaler's history.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
 
@@ -48,7 +48,7 @@ const EXCEPTIONS: TableDefinition<'_, &[u8], u16> = TableDefinition::new("except
 /// Newest version of Switchyard that has written here, named in errors about unsupported content.
 const VERSION_KEY: &str = "version";
 
-/// The state is at most some hundred kilobytes and read at the start. The default of redb would be a gigabyte.
+/// The state is at most some megabytes and read at the start. The default of redb would be a gigabyte.
 const CACHE_BYTES: usize = 4 << 20;
 
 /// Store in a local directory. While it lives, no other process can open it.

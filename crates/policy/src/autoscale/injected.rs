@@ -6,6 +6,10 @@
 pub enum Bug {
     /// A judgement need not last.
     DelayForgotten,
+    /// `predictive` plans as if a node could be added or removed within a minute.
+    ChangesTakeNoTime,
+    /// `learned` takes the need of the present minute for that of the start-up time after it.
+    LabelsWithoutHindsight,
 }
 
 pub(super) type InjectedBug = crate::injected::InjectedBug<Bug>;

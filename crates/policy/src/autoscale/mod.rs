@@ -1,8 +1,9 @@
 //! The autoscaler: decides the number of nodes of a fleet, one node at a time.
 //!
 //! [`decide`] takes observations, parameters, and its own [`State`], and returns a [`Decision`] with reasons. A policy
-//! only judges whether the fleet is overloaded or underused: [`threshold`], [`static_metric`], and [`model`]. Common to
-//! all policies:
+//! only judges whether the fleet is overloaded or underused: [`threshold`], [`static_metric`], and [`model`]. The
+//! policies `learned` and `predictive` look ahead: their judgement is the [`Advice`] of an [`Advisor`], which has the
+//! history of the fleet. Common to all policies:
 //!
 //! - **Bounds.** Never below `nodes_min` or the [`schedule`], never above `nodes_max`.
 //! - **Delay.** A judgement must last, and each change is followed by a cooldown.
@@ -16,9 +17,14 @@
 //! Not a set-point controller: nodes are few and indivisible, a change takes seconds to minutes, and operators must be
 //! able to follow each decision.
 
+mod advice;
 mod clock;
+mod forecast;
+mod history;
 mod injected;
+mod learned;
 mod model;
+mod predictive;
 mod schedule;
 mod static_metric;
 mod threshold;
@@ -27,7 +33,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::NodeId;
 
+pub use advice::{Advice, Advisor, Outlook, Progress, Step};
 pub use clock::{Clock, Now};
+pub use history::HISTORY_DAYS;
 pub use injected::Bug;
 use injected::InjectedBug;
 pub use schedule::Schedule;
@@ -47,6 +55,10 @@ pub enum Policy {
     Static,
     /// Number of nodes derived from the measured capacity of one node.
     Model,
+    /// Number of nodes for the next start-up time, predicted by a decision tree that is trained on the history.
+    Learned,
+    /// Sequence of changes of minimum cost for a forecast with daily and weekly seasons (P-Store, SIGMOD 2018).
+    Predictive,
 }
 
 /// Parameters of the autoscaler.
@@ -74,7 +86,8 @@ pub struct Knobs {
     pub memory: f64,
     /// A node is removed only if every measure would then be below this fraction of its limit.
     pub calm: f64,
-    /// Requests per second that one node can serve with acceptable latency. For `model`.
+    /// Requests per second that one node can serve with acceptable latency. For `model`, `learned` and `predictive`; the
+    /// last two estimate it without this.
     pub capacity: Option<f64>,
     /// Fraction of the capacity to keep free.
     pub headroom: f64,
@@ -335,6 +348,16 @@ pub enum Reason {
     NoMemory(NodeId),
     /// No node was started by a provisioner.
     NoneMayGo,
+    /// Expected load, by the forecast of `predictive`.
+    Forecast(Outlook),
+    /// Expected load, by the decision tree of `learned`.
+    Learned(Outlook),
+    /// Duration of the history and its required duration, in milliseconds. Until then `threshold` decides.
+    NoHistory(Millis, Millis),
+    /// The capacity of a node is neither configured nor measured, so `threshold` decides.
+    UnknownCapacity,
+    /// Fraction of the recent predictions that were high enough. It is too low, so `threshold` decides.
+    Unreliable(f64),
 }
 
 /// Judgement of a policy, before the common rules.
@@ -361,14 +384,21 @@ pub fn minimum(knobs: &Knobs, wall: Millis) -> (usize, bool) {
     }
 }
 
-/// Decides the next action, and records the observation in `state`.
+/// Decides the next action, and records the observation in `state`. Without a history, so `learned` and `predictive`
+/// decide like `threshold`.
 #[must_use]
 pub fn decide(observed: &Observed, knobs: &Knobs, state: &mut State) -> Decision {
-    let (what, reasons) = judged(observed, knobs, state);
+    decide_advised(observed, knobs, state, None)
+}
+
+/// Decides the next action like [`decide`], with the advice of [`Advisor::advise`] for this observation.
+#[must_use]
+pub fn decide_advised(observed: &Observed, knobs: &Knobs, state: &mut State, advice: Option<&Advice>) -> Decision {
+    let (what, reasons) = judged(observed, knobs, state, advice);
     Decision { what, key: state.next, reasons }
 }
 
-fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange, Vec<Reason>) {
+fn judged(observed: &Observed, knobs: &Knobs, state: &mut State, advice: Option<&Advice>) -> (SizeChange, Vec<Reason>) {
     if let Some(key) = state.under_way {
         return (SizeChange::Stay, vec![Reason::UnderWay(key)]);
     }
@@ -386,10 +416,12 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (SizeChange,
         let why = Reason::Maximum(knobs.nodes_max);
         return removal(observed, vec![why]);
     }
+    let patient = Delays { up: knobs.up_after, down: knobs.down_after };
     let (judgement, timeout) = match knobs.policy {
-        Policy::Threshold => (threshold::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after }),
+        Policy::Threshold => (threshold::judge(observed, knobs), patient),
         Policy::Static => (static_metric::judge(observed, knobs), Delays { up: 0, down: 0 }),
-        Policy::Model => (model::judge(observed, knobs), Delays { up: knobs.up_after, down: knobs.down_after }),
+        Policy::Model => (model::judge(observed, knobs), patient),
+        Policy::Learned | Policy::Predictive => advice::judge(threshold::judge(observed, knobs), patient, advice),
     };
     match judgement {
         Judgement::Fine(reasons) => {

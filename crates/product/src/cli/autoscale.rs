@@ -15,7 +15,8 @@ const PATH: &str = "/api/v1/autoscale";
 #[command(
     args_conflicts_with_subcommands = true,
     long_about = "The desired number of nodes, and why. With [autoscale] mode = \"on\" a server is started when the fleet is overloaded. It joins and gets its share by live \
-        moves. When the load is low, a node is drained and its server stopped. With \"observe\" the autoscaler only reports its decisions. docs/autoscaling.md is its guide.",
+        moves. When the load is low, a node is drained and its server stopped. With \"observe\" the autoscaler only reports its decisions. [autoscale] policy chooses how it decides: threshold, static \
+        and model by the present load, learned and predictive by the load to expect, with their confidence. docs/autoscaling.md is its guide.",
     after_long_help = "Examples:\n  \
         switchyard autoscale\n  \
         switchyard autoscale history\n  \

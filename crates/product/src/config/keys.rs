@@ -196,15 +196,6 @@ const SENTINEL_PORT: u16 = 26379;
 const ON_DATA_LOSS: [(OnDataLoss, &str); 3] =
     [(OnDataLoss::Serve, "serve"), (OnDataLoss::Hold, "hold"), (OnDataLoss::Auto, "auto")];
 
-/// Accepts a policy by name. The error for a planned policy differs from that for an unknown one.
-fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
-    let text = raw.text()?;
-    parse_keyword(&autoscale::POLICIES, text).map_err(|error| match text {
-        "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not available yet"),
-        _ => error,
-    })
-}
-
 fn read_reads(raw: &Raw) -> Result<Reads, String> {
     let text = raw.text()?;
     Reads::parse(text).ok_or_else(|| format!("{text:?} is not primary, prefer-replica, replica or nearest"))
@@ -633,8 +624,9 @@ keys! {
     [Autoscale]
     "mode" Reload ["enabled"] word(Mode::ALL) autoscale.mode,
         "off: the number of nodes changes only on request. observe: the autoscaler decides, but only reports its decisions (`switchyard autoscale`). on: it adds and removes nodes.";
-    "policy" Reload [] by(read_autoscale_policy, |policy| quoted(keyword_of(&autoscale::POLICIES, *policy))) autoscale.knobs.policy,
-        "Policy: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
+    "policy" Reload [] word(autoscale::POLICIES) autoscale.knobs.policy,
+        "Policy: threshold (a measure over its limit for a while), static (at once, with pauses), model (by the capacity of one node), learned (a decision tree, trained on \
+         the load of past weeks), or predictive (a forecast with daily and weekly seasons). The last two act like threshold for the first 15 days.";
     "min-nodes" Reload ["min", "minimum"] count(1..=1024) autoscale.knobs.nodes_min,
         "Minimum number of nodes.";
     "max-nodes" Reload ["max", "maximum"] count(1..=1024) autoscale.knobs.nodes_max,
@@ -648,9 +640,9 @@ keys! {
     "calm" Reload [] by(read_part, show_part) autoscale.knobs.calm,
         "A node is removed only if every measure would then be below this percentage of its limit.";
     "capacity" Reload [] optional(|raw| Ok(raw.count(1..=1_000_000_000)? as f64), |rate| Some(format!("{rate:.0}"))) autoscale.knobs.capacity = "50000",
-        "Requests per second that one node answers in time, for the policy model; `switchyard bench capacity` measures it.";
+        "Requests per second that one node answers in time; `switchyard bench capacity` measures it. The policy model needs it; learned and predictive otherwise derive it from max-cpu.";
     "headroom" Reload ["margin"] by(read_part, show_part) autoscale.knobs.headroom,
-        "Percentage of the capacity that is kept free, for the policy model.";
+        "Percentage of the capacity that is kept free, for the policies that use `capacity`.";
     "up-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_after,
         "Duration of high load before a node is added. The policy static does not wait.";
     "down-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_after,
