@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use switchyard_sim::Random;
 use switchyard_sim::fleet::scenario::{Churn, ChurnKind, Copies, Planner};
-use switchyard_sim::fleet::{Planted, Run, Scenario, golden, run};
+use switchyard_sim::fleet::{Planted, Policies, Run, Scenario, golden, run};
 
 fn scenario(name: &str) -> Scenario {
     Scenario::built_in(name).unwrap_or_else(|| panic!("there is no scenario {name}"))
@@ -58,6 +58,24 @@ scenarios_keep_their_results! {
     flash_crowd_keeps_its_results_and_goals: "flash-crowd",
     slow_growth_keeps_its_results_and_goals: "slow-growth",
     noise_keeps_its_results_and_goals: "noise",
+}
+
+/// The scenario `ahead` with another policy.
+fn ahead(policy: &str) -> Scenario {
+    Policies::parse(&format!("autoscale={policy}")).expect("a policy").apply(&scenario("ahead"))
+}
+
+#[test]
+fn policies_that_look_ahead_reach_goals_that_threshold_misses() {
+    let missed_by = |policy: &str| {
+        let scenario = ahead(policy);
+        let runs = runs(&scenario, None);
+        println!("{policy}:\n{}", golden(&runs));
+        missed(&scenario, &runs)
+    };
+    let [learned, predictive, threshold] = ["learned", "predictive", "threshold"].map(missed_by);
+    assert!(learned.is_empty() && predictive.is_empty(), "learned: {learned:?}, predictive: {predictive:?}");
+    assert!(!threshold.is_empty());
 }
 
 /// A run without its wall time.
@@ -139,11 +157,14 @@ mod planted {
             ("step", Planted::Planner(planner::Bug::StaleObservation)),
             ("noise", Planted::Autoscaler(autoscale::Bug::DelayForgotten)),
         ];
+        let ahead = [
+            (ahead("predictive"), Planted::Autoscaler(autoscale::Bug::ChangesTakeNoTime)),
+            (ahead("learned"), Planted::Autoscaler(autoscale::Bug::LabelsWithoutHindsight)),
+        ];
         let mut unseen = Vec::new();
-        for (name, bug) in bugs {
-            let scenario = scenario(name);
+        for (scenario, bug) in bugs.map(|(name, bug)| (scenario(name), bug)).into_iter().chain(ahead) {
             let missed = missed(&scenario, &runs(&scenario, Some(bug)));
-            println!("{bug:?}: {name}: {missed:?}");
+            println!("{bug:?}: {}: {missed:?}", scenario.name);
             if missed.is_empty() {
                 unseen.push(bug);
             }

@@ -5,13 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::autoscale::{Knobs, Millis, Now, Observed, SizeChange, State, decide};
+use switchyard_policy::autoscale::{
+    Advisor, Knobs, Millis, Now, Observed, Progress, SizeChange, State, decide_advised,
+};
 use switchyard_policy::balance;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 
 use super::map::Map;
 use super::moves::{Moves, Order, Subject};
-use super::scenario::Autoscale as Settings;
+use super::scenario::Scenario;
 
 /// Interval between steps.
 const INTERVAL: f64 = 0.5;
@@ -38,10 +40,13 @@ pub(super) struct Autoscaler {
     knobs: Knobs,
     start_up: f64,
     state: State,
+    advisor: Advisor,
     stage: Option<Stage>,
     next_at: f64,
     /// First node id that a provisioner has started.
     first_own: u16,
+    /// Time from which on changes are counted.
+    counted_from: f64,
     resizes: u64,
 }
 
@@ -52,21 +57,38 @@ pub(super) fn now(at: f64) -> Now {
 }
 
 impl Autoscaler {
-    pub(super) fn new(settings: &Settings, nodes: usize, state: State) -> Self {
-        Self {
+    /// Creates the autoscaler of a scenario. `None`: off.
+    pub(super) fn new(scenario: &Scenario, state: State, advisor: Advisor) -> Option<Self> {
+        let settings = scenario.autoscale.as_ref()?;
+        Some(Self {
             knobs: settings.knobs(),
             start_up: settings.start_up,
             state,
+            advisor,
             stage: None,
             next_at: INTERVAL,
-            first_own: nodes as u16,
+            first_own: scenario.nodes.count as u16,
+            counted_from: scenario.warm_up,
             resizes: 0,
-        }
+        })
     }
 
-    /// Number of nodes added and removed.
+    /// Number of nodes added and removed after the warm-up.
     pub(super) fn resizes(&self) -> u64 {
         self.resizes
+    }
+
+    /// Number of servers that start, and are no nodes yet.
+    pub(super) fn starting(&self) -> usize {
+        usize::from(matches!(self.stage, Some(Stage::Starts { .. })))
+    }
+
+    fn progress(&self) -> Progress {
+        match self.stage {
+            None => Progress::Idle,
+            Some(Stage::Drains { .. }) => Progress::Removing,
+            Some(_) => Progress::Adding,
+        }
     }
 
     /// Whether a provisioner has started this node.
@@ -94,21 +116,17 @@ impl Autoscaler {
             return;
         }
         self.next_at = (self.next_at + INTERVAL).max(at);
-        // A step follows a completed one at once.
-        let mut observe = Some(observe);
-        loop {
-            let before = self.stage.clone();
-            self.stage = match before.clone() {
-                None => match observe.take() {
-                    Some(observe) => {
-                        let observed = observe(&*self, &*map);
-                        self.begin(&observed, at, map.topology(), moves)
-                    }
-                    None => None,
-                },
-                Some(stage) => self.advance(stage, at, map, moves),
-            };
-            if self.stage.is_none() || self.stage == before {
+        let observed = observe(&*self, &*map);
+        self.advisor.observe(&observed, self.progress());
+        if self.stage.is_none() {
+            self.stage = self.begin(&observed, at, map.topology(), moves);
+            // A change is measured from its begin.
+            self.advisor.observe(&observed, self.progress());
+        }
+        // A stage follows a completed one at once.
+        while let Some(before) = self.stage.clone() {
+            self.stage = self.advance(before.clone(), at, map, moves);
+            if self.stage == Some(before) {
                 return;
             }
         }
@@ -116,7 +134,8 @@ impl Autoscaler {
 
     /// Decides whether a change begins.
     fn begin(&mut self, observed: &Observed, at: f64, topology: &Topology, moves: &mut Moves) -> Option<Stage> {
-        let decision = decide(observed, &self.knobs, &mut self.state);
+        let advice = self.advisor.advise(observed, &self.knobs);
+        let decision = decide_advised(observed, &self.knobs, &mut self.state, advice.as_ref());
         if decision.what == SizeChange::Stay || !self.state.bind(decision.key) {
             return None;
         }
@@ -156,7 +175,7 @@ impl Autoscaler {
     }
 
     fn end(&mut self, at: f64) -> Option<Stage> {
-        self.resizes += 1;
+        self.resizes += u64::from(at > self.counted_from);
         self.state.ended(now(at).run, false);
         None
     }

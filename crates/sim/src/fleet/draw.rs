@@ -13,6 +13,10 @@ pub(super) enum Stream {
     Churn = 3,
     /// Samples of commands.
     Samples = 4,
+    /// Times of anomalies.
+    Anomalies = 5,
+    /// Observations that the autoscaler lacks.
+    Losses = 6,
 }
 
 /// A stream of random numbers. Apart from one `exp`, only operations that are exact on every processor.

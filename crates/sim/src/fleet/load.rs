@@ -24,7 +24,7 @@ pub(super) struct Clients<'s> {
 const DAYS: f64 = 7.0;
 
 /// Part of an event that is in effect at this time, 0 to 1.
-fn strength(event: &Event, at: f64) -> f64 {
+pub(super) fn strength(event: &Event, at: f64) -> f64 {
     let ramp =
         |since: f64| if event.ramp > 0.0 { (since / event.ramp).clamp(0.0, 1.0) } else { f64::from(since >= 0.0) };
     let ended = event.until.map_or(0.0, |until| ramp(at - until));

@@ -3,7 +3,8 @@
 //! Nodes are queues, and time advances in slices with constant rates. The production code of `policy` decides: the
 //! telemetry's board and slot rates, the admission of hot copies, the planner's cycle, and the autoscaler. Models
 //! around it supply what routers and servers do: sampling ([`telemetry`]), hits ([`copies`]), waiting ([`servers`]),
-//! moves with measured durations ([`moves`]), and the stages of a change of the number of nodes ([`autoscaler`]).
+//! moves with measured durations ([`moves`]), and the stages of a change of the number of nodes ([`autoscaler`]). Two
+//! policies that no router can have are bounds for the autoscaler's ([`bounds`]).
 //!
 //! Rates rather than single requests: 128 nodes serve some ten million requests in a second, and a policy sees only
 //! sampled counts of them. The state machines of moves and copies, where single requests matter, are simulated by the rest of
@@ -13,6 +14,7 @@
 //! `pow` and `exp` may differ in the last bits between processors, so results are compared with three digits.
 
 mod autoscaler;
+mod bounds;
 mod copies;
 mod draw;
 mod keys;
@@ -26,6 +28,7 @@ mod report;
 pub mod scenario;
 mod servers;
 mod telemetry;
+mod variation;
 mod world;
 
 use switchyard_policy::hot_copies::{self, Admission};
@@ -53,7 +56,10 @@ pub enum Planted {
 /// Simulates a scenario with one seed. `planted` has an effect only with the feature `planted-bugs`.
 #[must_use]
 pub fn run(scenario: &Scenario, seed: u64, planted: Option<Planted>) -> Run {
-    world::World::new(scenario, seed, planted).run()
+    match scenario.bound {
+        Some(bound) => bounds::run(scenario, bound, seed),
+        None => world::World::new(scenario, seed, planted).run(),
+    }
 }
 
 fn planner_bug(planted: Option<Planted>) -> Option<policy_planner::Bug> {
@@ -92,4 +98,17 @@ fn autoscaler_state(planted: Option<Planted>) -> autoscale::State {
 #[cfg(not(feature = "planted-bugs"))]
 fn autoscaler_state(_planted: Option<Planted>) -> autoscale::State {
     autoscale::State::default()
+}
+
+#[cfg(feature = "planted-bugs")]
+fn advisor(planted: Option<Planted>) -> autoscale::Advisor {
+    match planted {
+        Some(Planted::Autoscaler(bug)) => autoscale::Advisor::with_bug(bug),
+        _ => autoscale::Advisor::default(),
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn advisor(_planted: Option<Planted>) -> autoscale::Advisor {
+    autoscale::Advisor::default()
 }

@@ -11,6 +11,9 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 
 use super::scenario::Moves as Speeds;
 
+/// Longest part of a slice in which no move starts, in seconds: in a slice of a minute, a node takes part in many moves.
+const PART: f64 = 2.0;
+
 /// Keys or slots of a move.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Subject {
@@ -131,9 +134,38 @@ impl Moves {
         sizes: Sizes,
         keys_at: impl Fn(NodeId) -> f64,
     ) -> (Vec<HandOver>, BTreeMap<NodeId, f64>) {
-        self.start(at, keys_at);
-        let (mut done, mut costs): (Vec<HandOver>, BTreeMap<NodeId, f64>) = Default::default();
-        let mut ended = Vec::new();
+        let (mut done, mut moved): (Vec<HandOver>, BTreeMap<NodeId, f64>) = Default::default();
+        let parts = (seconds / PART).ceil().max(1.0);
+        for part in 0..parts as u32 {
+            if self.is_idle() {
+                break;
+            }
+            let at = at + f64::from(part) * seconds / parts;
+            self.start(at, &keys_at);
+            for handed in self.advance_part(at, seconds / parts, sizes, &mut moved) {
+                match (done.last_mut(), handed) {
+                    // Consecutive arrivals at a node are one change of the placement.
+                    (
+                        Some(HandOver { target, subject: Subject::Slots(slots) }),
+                        HandOver { target: next, subject: Subject::Slots(more) },
+                    ) if *target == next => slots.extend(more),
+                    (_, handed) => done.push(handed),
+                }
+            }
+        }
+        let costs = moved.into_iter().map(|(node, keys)| (node, keys * self.speeds.cost / seconds));
+        (done, costs.collect())
+    }
+
+    /// Advances all running moves. Adds the keys that each node sends or receives.
+    fn advance_part(
+        &mut self,
+        at: f64,
+        seconds: f64,
+        sizes: Sizes,
+        keys_of_nodes: &mut BTreeMap<NodeId, f64>,
+    ) -> Vec<HandOver> {
+        let (mut done, mut ended) = (Vec::new(), Vec::new());
         let speeds: Vec<f64> = self.open.values().map(|job| self.speed(&job.order, sizes)).collect();
         for ((id, job), speed) in self.open.iter_mut().zip(speeds) {
             let Some(running) = &mut job.running else { continue };
@@ -148,7 +180,7 @@ impl Moves {
             let moved = running.moved - before;
             self.bytes += moved * sizes.bytes_of_key;
             for node in [source, target] {
-                *costs.entry(node).or_default() += moved * self.speeds.cost / seconds;
+                *keys_of_nodes.entry(node).or_default() += moved;
             }
             // Rounding must not leave the last slot behind.
             let reached = match active > 0.0 {
@@ -177,7 +209,7 @@ impl Moves {
             }
         }
         ended.iter().for_each(|id| drop(self.open.remove(id)));
-        (done, costs)
+        done
     }
 }
 

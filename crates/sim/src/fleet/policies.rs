@@ -9,7 +9,7 @@ use switchyard_policy::autoscale;
 use switchyard_policy::planner;
 
 use super::Scenario;
-use super::scenario::{Autoscale, Copies, Planner, Reports};
+use super::scenario::{Autoscale, Bound, Copies, Planner, Reports};
 
 /// A setting of one policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,8 @@ enum Change {
     AllCopies,
     /// `autoscale=off`, `autoscale=threshold`, ...
     Autoscale(Option<autoscale::Policy>),
+    /// `autoscale=foresight`, `autoscale=static-peak`.
+    Bound(Bound),
 }
 
 /// Policies of a run. Without changes: those of the scenario.
@@ -39,7 +41,7 @@ impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:?} is no policy: use planner=, copies= or autoscale= with off or the name of one (copies: both, periodic, instant, all), and + between several",
+            "{:?} is no policy: use planner=, copies= or autoscale= with off or the name of one (copies: both, periodic, instant, all; autoscale also: foresight, static-peak), and + between several",
             self.0
         )
     }
@@ -75,7 +77,10 @@ impl Policies {
                 "planner" => named(name).map(Change::Planner),
                 "copies" if name == "all" => Ok(Change::AllCopies),
                 "copies" => named(name).map(Change::Copies),
-                "autoscale" => named(name).map(Change::Autoscale),
+                "autoscale" => match named(name) {
+                    Ok(Some(bound)) => Ok(Change::Bound(bound)),
+                    _ => named(name).map(Change::Autoscale),
+                },
                 _ => return Err(wrong()),
             };
             change.map_err(|_| wrong())
@@ -114,7 +119,9 @@ impl Policies {
                 Change::Autoscale(policy) => {
                     let settings = scenario.autoscale.take();
                     scenario.autoscale = policy.map(|policy| Autoscale { policy, ..settings.unwrap_or_default() });
+                    scenario.bound = None;
                 }
+                Change::Bound(bound) => scenario.bound = Some(bound),
             }
         }
         scenario
@@ -134,6 +141,8 @@ mod tests {
         assert_eq!(other.copies.map(|copies| copies.reports), Some(Reports::Instant));
         assert_eq!(other.autoscale.map(|scaling| scaling.policy), Some(autoscale::Policy::Model));
         assert_eq!(apply("planner=off").planner, None);
+        assert_eq!(apply("autoscale=static-peak").bound, Some(Bound::StaticPeak));
+        assert_eq!(apply("autoscale=foresight+autoscale=learned").bound, None);
         for wrong in ["planner", "planner=best", "sails=on", ""] {
             assert!(Policies::parse(wrong).is_err(), "{wrong}");
         }

@@ -21,6 +21,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("flash-crowd", include_str!("../../scenarios/fleet/flash-crowd.toml")),
     ("slow-growth", include_str!("../../scenarios/fleet/slow-growth.toml")),
     ("noise", include_str!("../../scenarios/fleet/noise.toml")),
+    ("ahead", include_str!("../../scenarios/fleet/ahead.toml")),
+    ("six-weeks", include_str!("../../scenarios/fleet/six-weeks.toml")),
+    ("etc", include_str!("../../scenarios/fleet/etc.toml")),
+    ("crowd", include_str!("../../scenarios/fleet/crowd.toml")),
     ("day", include_str!("../../scenarios/fleet/day.toml")),
     ("large", include_str!("../../scenarios/fleet/large.toml")),
 ];
@@ -66,6 +70,9 @@ pub struct Scenario {
     /// Single changes of the load.
     #[serde(default, rename = "event")]
     pub events: Vec<Event>,
+    /// Anomalies at random times.
+    #[serde(default, rename = "anomaly")]
+    pub anomalies: Vec<Anomaly>,
     /// Sampling of commands.
     #[serde(default)]
     pub telemetry: Telemetry,
@@ -75,6 +82,9 @@ pub struct Scenario {
     pub planner: Option<Planner>,
     /// The autoscaler. `None`: off.
     pub autoscale: Option<Autoscale>,
+    /// A bound in place of the autoscaler, by [`Policies`](super::Policies) only.
+    #[serde(skip)]
+    pub bound: Option<Bound>,
     /// Speed of moves.
     #[serde(default)]
     pub moves: Moves,
@@ -194,13 +204,19 @@ pub struct Noise {
     pub slots: f64,
     /// Standard deviation of the load of the whole fleet.
     pub total: f64,
+    /// Standard deviation of a slow deviation of the whole fleet, which fades in `drift-time`.
+    pub drift: f64,
+    /// Time after which a third of a slow deviation remains.
+    pub drift_time: f64,
+    /// Standard deviation of the load of a day.
+    pub days: f64,
     /// The period.
     pub period: f64,
 }
 
 impl Default for Noise {
     fn default() -> Self {
-        Self { slots: 0.0, total: 0.0, period: 60.0 }
+        Self { slots: 0.0, total: 0.0, drift: 0.0, drift_time: 3600.0, days: 0.0, period: 60.0 }
     }
 }
 
@@ -255,6 +271,33 @@ pub struct Event {
     pub writes: Option<f64>,
     /// Node whose slots they have. `None`: any slots.
     pub node: Option<u16>,
+}
+
+/// An anomaly that comes once in each week, at a random time.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Anomaly {
+    /// Duration.
+    pub lasts: f64,
+    /// Time in which it grows and ends.
+    #[serde(default)]
+    pub ramp: f64,
+    /// Requests of the whole fleet, relative to those without it.
+    #[serde(default = "one")]
+    pub factor: f64,
+    /// Whether the autoscaler gets no measures.
+    #[serde(default)]
+    pub silent: bool,
+}
+
+/// A policy that no router can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bound {
+    /// The fewest nodes that keep the objective, by a known load.
+    Foresight,
+    /// Enough nodes for the highest load without variations, at all times.
+    StaticPeak,
 }
 
 /// Sampling of commands by the workers (`router::worker::telemetry` has the same defaults).
@@ -424,10 +467,12 @@ pub struct Autoscale {
     pub max_memory: f64,
     /// A node is removed only if every measure would then be below this fraction of its limit.
     pub calm: f64,
-    /// Requests per second that one node can serve. For `model`.
+    /// Requests per second that one node can serve. For `model`, `learned` and `predictive`.
     pub capacity: Option<f64>,
     /// Fraction of the capacity to keep free.
     pub headroom: f64,
+    /// Part of the observations that lack all measures.
+    pub unobserved: f64,
 }
 
 impl Default for Autoscale {
@@ -449,6 +494,7 @@ impl Default for Autoscale {
             calm: knobs.calm,
             capacity: knobs.capacity,
             headroom: knobs.headroom,
+            unobserved: 0.0,
         }
     }
 }
@@ -522,6 +568,8 @@ pub struct Goal {
     pub resizes_max: Option<f64>,
     /// Minimum number of nodes added and removed.
     pub resizes_min: Option<f64>,
+    /// Maximum hours of nodes.
+    pub node_hours_max: Option<f64>,
 }
 
 fn minute() -> f64 {
@@ -604,7 +652,11 @@ impl Scenario {
             (self.load.rate > 0.0, "load.rate must be above 0"),
             (self.load.day > 0.0, "load.day must be above 0"),
             (matches!(self.load.weekly.len(), 0 | 7), "load.weekly needs seven values"),
-            (self.noise.period > 0.0, "noise.period must be above 0"),
+            (self.noise.period > 0.0 && self.noise.drift_time > 0.0, "the times of noise must be above 0"),
+            (
+                self.anomalies.iter().all(|anomaly| anomaly.lasts + anomaly.ramp <= 604_800.0),
+                "an anomaly must be shorter than a week",
+            ),
             (self.router.is_none_or(|router| router.workers > 0), "router.workers must be above 0"),
             (self.cache.is_none_or(|cache| cache.count > 0), "cache.count must be above 0"),
             (self.churn.is_none_or(|churn| churn.every > 0.0), "churn.every must be above 0"),

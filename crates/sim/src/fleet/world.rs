@@ -21,6 +21,7 @@ use super::record::{Recorder, Run, Totals};
 use super::scenario::Scenario;
 use super::servers::{Queue, Tier};
 use super::telemetry::{Flow, KeyRate, Telemetry};
+use super::variation::Variation;
 
 /// Keys of a node that the admission considers.
 const KEYS_OF_ADMISSION: usize = 8192;
@@ -64,15 +65,17 @@ pub(super) struct World<'s> {
     noise: Draws,
     churn: Draws,
     samples: Draws,
-    /// Load of each slot relative to its mean, and of the whole fleet.
+    losses: Draws,
+    variation: Variation,
+    /// Load of each slot relative to its mean.
     slot_noise: Vec<f64>,
-    total_noise: f64,
     next_noise: f64,
     next_churn: f64,
     /// Share of each slot's other keys in this period.
     tail: Vec<f64>,
-    /// Sum of these, and requests per second in this slice, by number of the node.
+    /// Sum of these, number of slots, and requests per second in this slice, by number of the node.
     tail_of_nodes: Vec<f64>,
+    slots_of_nodes: Vec<f64>,
     loads: Vec<f64>,
     /// Rates of this slice, by place of the key; and of the other keys by slot.
     rates: Vec<KeyRate>,
@@ -100,10 +103,7 @@ impl<'s> World<'s> {
         });
         let router = scenario.router.map(|router| Tier::new(f64::from(router.workers) * 1e6));
         let cache = scenario.cache.map(|cache| Tier::new(f64::from(cache.count) * cache.service_rate));
-        let autoscaler = scenario
-            .autoscale
-            .as_ref()
-            .map(|settings| Autoscaler::new(settings, scenario.nodes.count, super::autoscaler_state(planted)));
+        let autoscaler = Autoscaler::new(scenario, super::autoscaler_state(planted), super::advisor(planted));
         let planner = scenario.planner.as_ref().map(|settings| Planner::new(settings, super::planner_bug(planted)));
         let mut world = Self {
             scenario,
@@ -124,12 +124,14 @@ impl<'s> World<'s> {
             noise: Draws::new(seed, Stream::Noise),
             churn: Draws::new(seed, Stream::Churn),
             samples: Draws::new(seed, Stream::Samples),
+            losses: Draws::new(seed, Stream::Losses),
+            variation: Variation::new(scenario, seed),
             slot_noise: vec![1.0; SLOT_COUNT],
-            total_noise: 1.0,
             next_noise: 0.0,
             next_churn: scenario.churn.map_or(f64::INFINITY, |churn| churn.every),
             tail: vec![0.0; SLOT_COUNT],
             tail_of_nodes: Vec::new(),
+            slots_of_nodes: Vec::new(),
             loads: Vec::new(),
             tail_rates: vec![0.0; SLOT_COUNT],
             event_shares: vec![0.0; scenario.events.len()],
@@ -177,6 +179,8 @@ impl<'s> World<'s> {
         self.at = self.slices as f64 * seconds;
         self.count(seconds);
         self.step_policies();
+        let starting = self.autoscaler.as_ref().map_or(0, Autoscaler::starting);
+        let totals = Totals { starting, ..totals };
         self.clients.react(totals.lost / totals.offered.max(1e-9));
         // A node that has just joined had no load in this slice.
         let load = |id: &NodeId| self.loads.get(id.index()).copied().unwrap_or_default();
@@ -198,9 +202,7 @@ impl<'s> World<'s> {
                 }
                 is_changed = true;
             }
-            if noise.total > 0.0 {
-                self.total_noise = (1.0 + noise.total * self.noise.normal()).max(0.0);
-            }
+            self.variation.next_period(self.at, &mut self.noise);
         }
         if let Some(churn) = self.scenario.churn.filter(|_| self.at >= self.next_churn - 1e-6) {
             self.next_churn += churn.every;
@@ -241,10 +243,13 @@ impl<'s> World<'s> {
             });
         }
         self.tail_of_nodes = vec![0.0; topology.node_id_bound()];
+        self.slots_of_nodes = vec![0.0; topology.node_id_bound()];
         for slot in topology.slots() {
             let share = self.space.tail(slot.index()) * self.slot_noise[slot.index()];
             self.tail[slot.index()] = share;
-            self.tail_of_nodes[topology.owner(slot).index()] += share;
+            let owner = topology.owner(slot).index();
+            self.tail_of_nodes[owner] += share;
+            self.slots_of_nodes[owner] += 1.0;
         }
     }
 
@@ -263,8 +268,8 @@ impl<'s> World<'s> {
             return BTreeMap::new();
         }
         let sizes = self.sizes();
-        let topology = self.map.topology();
-        let keys_at = |node| topology.slots_of(node) as f64 * sizes.keys_of_slot;
+        let slots = &self.slots_of_nodes;
+        let keys_at = |node: NodeId| slots[node.index()] * sizes.keys_of_slot;
         let (done, costs) = self.moves.advance(self.at, seconds, sizes, keys_at);
         self.map.hand_over(&done, self.space.keys());
         if self.map.take_changed() {
@@ -277,7 +282,7 @@ impl<'s> World<'s> {
 
     /// Divides the requests of a slice, and serves them.
     fn serve(&mut self, seconds: f64, costs: &BTreeMap<NodeId, f64>) -> Totals {
-        let rate = self.clients.rate(self.at) * self.total_noise;
+        let rate = self.clients.rate(self.at) * self.variation.factor(self.at);
         self.loads.clear();
         self.loads.resize(self.tail_of_nodes.len(), 0.0);
         let (mut hits, mut forwarded, mut fills) = (0.0, 0.0, 0.0);
@@ -299,8 +304,10 @@ impl<'s> World<'s> {
             *load += rate * tail;
             rest += rate * tail;
         }
-        for (tail, share) in self.tail_rates.iter_mut().zip(&self.tail) {
-            *tail = rate * share;
+        if self.telemetry.is_some() {
+            for (tail, share) in self.tail_rates.iter_mut().zip(&self.tail) {
+                *tail = rate * share;
+            }
         }
         forwarded += rest;
         let offered = hits + forwarded;
@@ -361,11 +368,9 @@ impl<'s> World<'s> {
         let sizes = self.sizes();
         let bytes_of_slot = sizes.keys_of_slot * sizes.bytes_of_key;
         let topology = self.map.topology();
-        let mut slots = vec![0_u32; topology.node_id_bound()];
-        topology.slots().for_each(|slot| slots[topology.owner(slot).index()] += 1);
         for (id, node) in &mut self.nodes {
             let Reading { requests, answered, response, busy } = std::mem::take(&mut node.reading);
-            let slots = f64::from(slots[id.index()]);
+            let slots = self.slots_of_nodes[id.index()];
             let overrides = topology.overrides_at(*id) as f64;
             let mean_us = response / answered.max(1e-9);
             node.load = NodeLoad {
@@ -437,9 +442,11 @@ impl<'s> World<'s> {
     fn step_autoscaler(&mut self) {
         let Some(autoscaler) = &mut self.autoscaler else { return };
         let (nodes, at) = (&self.nodes, self.at);
+        let unobserved = self.scenario.autoscale.as_ref().map_or(0.0, |scaling| scaling.unobserved);
+        let is_lost = (unobserved > 0.0 && self.losses.unit() < unobserved) || self.variation.is_silent(at);
         let observe = |autoscaler: &Autoscaler, map: &Map| {
             let observed = |node: &switchyard_policy::topology::Node| {
-                let load = nodes.get(&node.id).map(|node| node.load).unwrap_or_default();
+                let load = nodes.get(&node.id).filter(|_| !is_lost).map(|node| node.load).unwrap_or_default();
                 autoscale::Node {
                     id: node.id,
                     requests: load.requests,
