@@ -8,6 +8,7 @@
 //! - [`queues`]: throughput of a job queue library by placement rules.
 //! - [`clusters`]: the router in front of a Redis or Valkey Cluster.
 //! - [`fleet`]: policies compared in simulated fleets.
+//! - [`validate`]: simulated fleets compared with real servers.
 //! - [`hot_keys`]: gain from hot copies, and their cost if no key is hot.
 //! - [`history`]: records the operations of clients, for a linearizability checker.
 //! - [`soak`]: repeated moves with faults, under clients whose histories are checked.
@@ -31,3 +32,4 @@ pub mod queues;
 pub mod reproduce;
 pub mod site;
 pub mod soak;
+pub mod validate;

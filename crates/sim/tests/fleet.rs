@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use switchyard_sim::Random;
 use switchyard_sim::fleet::scenario::{Churn, ChurnKind, Copies, Planner};
-use switchyard_sim::fleet::{Planted, Policies, Run, Scenario, golden, run};
+use switchyard_sim::fleet::{KeyLoad, Planted, Policies, Run, Scenario, golden, keys_at, run};
 
 fn scenario(name: &str) -> Scenario {
     Scenario::built_in(name).unwrap_or_else(|| panic!("there is no scenario {name}"))
@@ -81,6 +81,19 @@ fn policies_that_look_ahead_reach_goals_that_threshold_misses() {
 /// A run without its wall time.
 fn reproducible(run: Run) -> Run {
     Run { wall: std::time::Duration::ZERO, solving: std::time::Duration::ZERO, ..run }
+}
+
+#[test]
+fn keys_at_a_time_have_the_shares_of_the_events() {
+    let mut scenario = scenario("step");
+    scenario.keys.count = scenario.keys.head as f64;
+    let [before, after] = [0.0, 60.0].map(|at| keys_at(&scenario, 1, at));
+    let sum = |keys: &[KeyLoad]| keys.iter().map(|key| key.share).sum::<f64>();
+    let of_event = |keys: &[KeyLoad]| sum(&keys[scenario.keys.head..]);
+    assert!((sum(&before) - 1.0).abs() < 1e-5 && (sum(&after) - 1.0).abs() < 1e-5);
+    assert!(of_event(&before) == 0.0 && (of_event(&after) - 0.25).abs() < 1e-9);
+    assert!(before.iter().map(|key| &key.name).eq(after.iter().map(|key| &key.name)));
+    assert!(after[scenario.keys.head..].iter().all(|key| key.writes == 1.0));
 }
 
 #[test]

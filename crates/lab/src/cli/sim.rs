@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use switchyard_lab::fleet;
+use switchyard_bench::interrupt;
+use switchyard_lab::{fleet, product, validate};
 use switchyard_sim::scenario::BUILT_IN;
 use switchyard_sim::{Scenario, run as run_one, sweep};
 
@@ -21,7 +22,8 @@ use super::typed;
     after_long_help = "Examples:\n  \
         switchyard-lab sim sweep --seeds 10000                      search for a run that fails\n  \
         switchyard-lab sim run --seed 42 --scenario rough --trace   every event of one run\n  \
-        switchyard-lab sim fleet diurnal                            a fleet over a day"
+        switchyard-lab sim fleet diurnal                            a fleet over a day\n  \
+        switchyard-lab sim validate                                 simulated fleets compared with real servers"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -75,6 +77,35 @@ enum Action {
             Exit codes: 0 all goals of the scenario were reached; 1 one was missed, or there is no such scenario"
     )]
     Fleet(FleetArguments),
+    /// The simulator of fleets compared with real servers, at the same load
+    #[command(
+        long_about = "Three scenarios on four limited servers behind the router, and in the simulator with the measured service rate: skewed reads, the same with \
+            hot copies, and a step of the load that the planner balances. Prints throughput, hits and time to balance of both.\n\n\
+            Takes about six minutes. Nothing else should run on the machine. Limits on servers use cgroups, which need root.",
+        after_long_help = "Examples:\n  \
+            switchyard-lab sim validate --out docs/results/fleet.md\n  \
+            switchyard-lab sim validate --smoke       a functional check of a few seconds (its numbers mean nothing)"
+    )]
+    Validate(ValidateArguments),
+}
+
+#[derive(Debug, Args)]
+struct ValidateArguments {
+    /// Rounds; the tables show mean, minimum and maximum
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: u32,
+    /// Share of a processor for each server
+    #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
+    cpu: f64,
+    /// One short round, also on a machine without limits
+    #[arg(long)]
+    smoke: bool,
+    /// The router to measure [default: switchyard, in the folder of this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+    /// Rewrite the section in this document, and its figure
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -127,6 +158,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             svg: arguments.svg.clone(),
             out: arguments.out.clone(),
             command_line: typed(),
+        }),
+        Action::Validate(arguments) => validate::run(&validate::Settings {
+            switchyard: product::find(arguments.switchyard.as_deref())?,
+            repeat: if arguments.smoke { 1 } else { arguments.repeat },
+            cpu: arguments.cpu,
+            is_smoke: arguments.smoke,
+            out: arguments.out.clone(),
+            command_line: typed(),
+            stop: interrupt::flag()?,
         }),
         Action::Run { seed, scenario: name, trace } => {
             let run = run_one(*seed, &scenario(name)?, None, *trace);

@@ -3,3 +3,4 @@
 mod judged;
 mod recorded;
 mod reproduced;
+mod validated;

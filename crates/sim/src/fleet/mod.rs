@@ -53,6 +53,28 @@ pub enum Planted {
     Autoscaler(autoscale::Bug),
 }
 
+/// A key with a rate of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyLoad {
+    /// Name.
+    pub name: Box<[u8]>,
+    /// Part of all requests.
+    pub share: f64,
+    /// Part of writes in its requests.
+    pub writes: f64,
+}
+
+/// Returns the keys with a rate of their own, and their rates at this time, in seconds since the start. Noise and churn
+/// are left out. A generator can then send the load of a scenario to real servers. Keys and their order are the same at
+/// all times.
+#[must_use]
+pub fn keys_at(scenario: &Scenario, seed: u64, at: f64) -> Vec<KeyLoad> {
+    let mut space = keys::KeySpace::new(&scenario.keys, &scenario.events, &map::Map::even(scenario.nodes.count), seed);
+    space.share_out(&load::Clients::new(&scenario.load, &scenario.events).shares(at));
+    let load = |key: &keys::Key| KeyLoad { name: key.name.clone(), share: key.share, writes: key.writes };
+    space.keys().iter().map(load).collect()
+}
+
 /// Simulates a scenario with one seed. `planted` has an effect only with the feature `planted-bugs`.
 #[must_use]
 pub fn run(scenario: &Scenario, seed: u64, planted: Option<Planted>) -> Run {
