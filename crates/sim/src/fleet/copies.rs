@@ -4,10 +4,10 @@
 //! keys, which [`Recent`] finds among the last commands to a node. The ring holds the commands of all workers here, the
 //! workers' rings each a part of them.
 //!
-//! Copies themselves are a formula for each holder: a worker, or the cache node of the key. After a write, or the end of
-//! its time to live, the next read fills the copy, and costs the node two commands. A write during the fill spoils it,
-//! and the holder then forwards all reads for a second. Otherwise reads are hits until the copy ends. Reads, writes and
-//! ends are Poisson processes.
+//! Copies themselves are a formula for each holder: a worker, or the cache node of the key. While a write is at the node,
+//! reads are forwarded. After it, or the end of its time to live, the next read fills the copy, and costs the node two
+//! commands. Reads wait for the fill, and are hits unless a write spoils it; then they are forwarded. Reads, writes and
+//! ends are Poisson processes, and a write takes as long as a fill.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,8 @@ const STEP_US: u64 = 1_000_000;
 /// Commands to the node for a read that fills a copy.
 const FILL_COMMANDS: f64 = 2.0;
 
-/// Time in which a holder does not try again after a fill was spoiled, in seconds.
-const REST: f64 = 1.0;
+/// Writes at the node at a time, on average, from which on the key is practically always being written.
+const WRITES_MAX: f64 = 50.0;
 
 /// Part of a node's requests from which on a key can be frequent: more than 8 of 200. Keys below half of that are not
 /// distinguished.
@@ -108,9 +108,14 @@ impl HotCopies {
             return KeyRate { reads, hits: 0.0, writes };
         }
         let (each, ends) = (reads / self.holders, writes + 1.0 / self.settings.ttl);
-        let spoiled = writes * self.fill / (1.0 + writes * self.fill);
-        // Reads per fill: the one that fills, hits, and forwarded ones after a spoiled fill.
-        let (hits, forwarded) = ((1.0 - spoiled) * each / ends, spoiled * each * REST);
+        let at_once = (writes * self.fill).min(WRITES_MAX);
+        let spoiled = at_once / (1.0 + at_once);
+        // Time without a pause between writes: the busy period of a queue with infinitely many servers.
+        let written = if writes > 0.0 { at_once.exp_m1() / writes } else { 0.0 };
+        let after_write = spoiled + (1.0 - spoiled) * writes / ends;
+        // Reads per fill: the one that fills, hits, and forwarded ones.
+        let hits = (1.0 - spoiled) * each * (self.fill + 1.0 / ends);
+        let forwarded = each * (spoiled * self.fill + after_write * written);
         let fills = reads / (1.0 + hits + forwarded);
         KeyRate { reads: fills * (FILL_COMMANDS + forwarded), hits: fills * hits, writes }
     }
@@ -213,7 +218,9 @@ mod tests {
         let one = copies(1);
         let place = space.hottest()[0];
         let hits = |copies: &HotCopies, writes| copies.rate(place, 1000.0, writes).hits;
-        assert!((hits(&one, 0.0) - 1000.0 * 1000.0 / 1000.1).abs() < 1e-6);
+        // One read fills; the others wait for the 200 us of the fill, or come in the 10 s of the copy.
+        let others = 1000.0 * 10.0002;
+        assert!((hits(&one, 0.0) - 1000.0 * others / (others + 1.0)).abs() < 1e-6);
         assert!(hits(&one, 100.0) < hits(&one, 10.0) && hits(&copies(8), 10.0) < hits(&one, 10.0));
         // Few fills are spoiled, so most reads without a hit are two commands; with many writes nearly all are spoiled.
         let commands = |writes| {
