@@ -19,7 +19,7 @@ use switchyard_bench::process;
 use switchyard_bench::table::Table;
 use switchyard_sim::fleet::{Scenario, Spread, run as simulate};
 
-use self::real::Bench;
+use self::real::{Bench, CLIENTS};
 use self::series::{AFTER, BEFORE, EVENNESS, HITS, Measure, Series, THROUGHPUT, UNTIL_BALANCED};
 use crate::document::{replace_between_marks, today};
 use crate::figure::{self, Line, Panel};
@@ -177,6 +177,8 @@ fn scaled(case: &Case, service_rate: f64, later: f64, part: f64) -> Result<Scena
     let mut scenario = Scenario::parse(case.name, case.text).map_err(|why| anyhow!("{}: {why}", case.name))?;
     let factor = service_rate / scenario.nodes.service_rate;
     scenario.nodes.service_rate *= factor;
+    // Mean time of a request by Little's law, if the clients wait at all servers alike. A fill of a copy takes as long.
+    scenario.nodes.base_us = 1e6 * CLIENTS as f64 / (scenario.nodes.count as f64 * service_rate);
     scenario.load.rate *= factor;
     scenario.duration *= part;
     scenario.warm_up *= part;
@@ -259,6 +261,7 @@ mod tests {
             let (text, scenario) = (text.expect("valid"), scenario.expect("valid"));
             assert_eq!((text.nodes.service_rate, scenario.nodes.service_rate), (1000.0, 3000.0));
             assert!((scenario.load.rate / text.load.rate - 3.0).abs() < 1e-9);
+            assert!((text.nodes.base_us / scenario.nodes.base_us - 3.0).abs() < 1e-9);
             let later: Vec<f64> =
                 scenario.events.iter().zip(&text.events).map(|(event, text)| event.at - text.at).collect();
             assert!(later.iter().all(|later| [0.0, 0.5].contains(later)), "{later:?}");

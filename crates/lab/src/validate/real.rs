@@ -26,7 +26,7 @@ use crate::reproduce::capped::Capped;
 
 /// Clients, with one connection and one request in flight each. Enough that the fullest server always has requests, and
 /// few enough that it replies within the 50 ms after which a router forwards reads instead of filling a copy.
-const CLIENTS: usize = 64;
+pub(super) const CLIENTS: usize = 64;
 
 /// Items of each list.
 const ITEMS: usize = 2000;
