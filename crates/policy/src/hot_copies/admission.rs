@@ -2,39 +2,76 @@
 //! admission before eviction, and a delay before a cold key is evicted, because it may become hot again.
 //!
 //! A key written nearly as often as it is read is not admitted: each write discards its copies.
+//!
+//! The rule that selects keys ([`Selection`]) and the changes that are limited ([`Limited`]) each have two forms: ours,
+//! and the published one. docs/results/switchkv.md compares all four pairs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use serde::Serialize;
+
+use super::change_queue::{Budget, ChangeQueue};
 use super::hash_of_name;
 use crate::injected::InjectedBug;
 use crate::telemetry::HotNode;
 use crate::topology::{Placement, Slot};
 
+/// Rule that selects the keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Selection {
+    /// Keys with at least [`Knobs::min_reads_per_second`]. If there is no room, a key replaces a cold one, or one with
+    /// clearly less load.
+    #[default]
+    Load,
+    /// SwitchKV (NSDI 2016, section 3.3.1): keys with more load than the lowest tenth of the admitted ones. Each
+    /// replaces the key with the least load. A cold key stays until its place is needed.
+    Percentile,
+    /// Every key that is read, whatever its load. For tests and comparisons.
+    All,
+}
+
+/// Changes that [`Knobs::admissions_per_second`] limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limited {
+    /// Admissions. Evictions are free and immediate. If there is no room, requests are ignored.
+    #[default]
+    Admissions,
+    /// SwitchKV (NSDI 2016, section 3.3.3): admissions and evictions together. Admissions come first, and an eviction
+    /// waits for at most [`Knobs::deletion_delay`], or twice that if changes last longer. Requested keys are admitted
+    /// even if there is no room, in place of others.
+    Changes,
+}
+
 /// Parameters of the admission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Knobs {
-    /// Admit every key that is read, whatever its load. For tests and comparisons.
-    pub all: bool,
+    /// Rule that selects the keys.
+    pub selection: Selection,
     /// Maximum number of keys.
     pub keys_max: usize,
     /// Maximum bytes of all replies, by the reply sizes of the last step.
     pub bytes_max: usize,
     /// Minimum reads per second to admit a key.
     pub min_reads_per_second: usize,
-    /// Maximum number of keys admitted per second, by requests and by load together.
+    /// Changes that are limited.
+    pub limited: Limited,
+    /// Maximum number of keys admitted per second, by requests and by load together; or of all changes per second.
     pub admissions_per_second: usize,
-    /// Time for which a cold key remains admitted.
+    /// Time for which a cold key remains admitted, and for which an eviction waits for admissions.
     pub deletion_delay: Duration,
 }
 
 impl Default for Knobs {
     fn default() -> Self {
         Self {
-            all: false,
+            selection: Selection::Load,
             keys_max: 10_000,
             bytes_max: 64 << 20,
             min_reads_per_second: 100,
+            limited: Limited::Admissions,
             admissions_per_second: 1_000,
             deletion_delay: Duration::from_secs(10),
         }
@@ -50,6 +87,12 @@ const KEEP_FRACTION: f64 = 0.5;
 
 /// Load of a key relative to the admitted key that it replaces, at least.
 const REPLACE_FACTOR: f64 = 1.25;
+
+/// One in this many admitted keys has less load than SwitchKV's threshold: the 10th percentile.
+const PERCENTILE: usize = 10;
+
+/// Urgency of requested keys. Of keys that are admitted by their load, it is the load.
+const REQUESTED: u64 = u64::MAX;
 
 /// Minimum sampled commands per second for a reliable rate: one or two samples may be chance, whatever number of uses
 /// they represent.
@@ -76,6 +119,11 @@ impl Admitted {
         self.reads - READS_PER_WRITE * self.writes
     }
 
+    /// Order of admissions that wait, hottest first.
+    fn urgency(&self) -> u64 {
+        self.worth().max(0.0) as u64
+    }
+
     /// Returns the load of all keys that `allows` accepts by name, in the order of their hashes. A key in several
     /// databases counts as one.
     pub fn observed(
@@ -87,7 +135,8 @@ impl Admitted {
         let mut all: Vec<Self> = Vec::new();
         for (one_in, hot) in nodes.into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
         {
-            if !knobs.all && hot.rates.commands() < f64::from(one_in) * SAMPLES_MIN {
+            let is_certain = hot.rates.commands() >= f64::from(one_in) * SAMPLES_MIN;
+            if knobs.selection != Selection::All && !is_certain {
                 continue;
             }
             // A name that was too long to store has no slot and no prefix.
@@ -121,6 +170,14 @@ struct AdmittedKey {
     cold_since_us: Option<u64>,
 }
 
+impl AdmittedKey {
+    /// Creates a key with unknown load. It is evicted after the delay unless its load rises.
+    fn requested(hash: u64, slot: Slot, now_us: u64) -> Self {
+        let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
+        Self { seen, cold_since_us: Some(now_us) }
+    }
+}
+
 /// Allowance of admissions: it grows with time, up to the admissions of one second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Allowance {
@@ -148,13 +205,20 @@ impl Allowance {
 pub enum Bug {
     /// No key is ever evicted.
     NoEviction,
+    /// With [`Limited::Changes`], evictions come before admissions.
+    EvictionsFirst,
 }
 
 /// The admitted keys, with their observed load.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
+    /// With keys that wait to be admitted, and without keys that wait to be evicted.
     keys: BTreeMap<u64, AdmittedKey>,
     allowance: Allowance,
+    /// Changes in [`Limited::Changes`].
+    queue: ChangeQueue,
+    /// Keys of the last step in the order of eviction, to make room for requested keys. Some may be gone.
+    evictable: VecDeque<u64>,
     planted: InjectedBug<Bug>,
 }
 
@@ -166,31 +230,115 @@ impl Admission {
         Self { planted: InjectedBug::new(bug), ..Self::default() }
     }
 
-    /// Admits keys immediately, within `keys_max` and `admissions_per_second`. Returns the keys admitted.
+    /// Admits keys immediately, within `keys_max` and `admissions_per_second`. Returns the keys admitted. With
+    /// [`Limited::Changes`] they are queued, and [`Self::proceed`] returns them.
     pub fn admit_now(
         &mut self,
         wanted: impl IntoIterator<Item = (u64, Slot)>,
         knobs: &Knobs,
         now_us: u64,
     ) -> Vec<(u64, Slot)> {
+        if knobs.limited == Limited::Changes {
+            // As many keys as a second admits may wait. A key that stays hot is requested again.
+            for (hash, slot) in wanted {
+                let is_new = !self.keys.contains_key(&hash);
+                let may_wait =
+                    is_new && (self.queue.additions() < knobs.admissions_per_second || self.displace(REQUESTED));
+                if may_wait && self.make_room(knobs, now_us) {
+                    self.keys.insert(hash, AdmittedKey::requested(hash, slot, now_us));
+                    self.queue.add(hash, slot, REQUESTED);
+                }
+            }
+            return Vec::new();
+        }
         let mut more = Vec::new();
         let most = self.allowance.at(knobs.admissions_per_second, now_us);
         for (hash, slot) in wanted {
             if self.keys.contains_key(&hash) || self.keys.len() >= knobs.keys_max || more.len() >= most {
                 continue;
             }
-            let seen = Admitted { hash, slot, reads: 0.0, writes: 0.0, bytes: 0 };
-            // Evicted after `deletion_delay` unless its load rises.
-            self.keys.insert(hash, AdmittedKey { seen, cold_since_us: Some(now_us) });
+            self.keys.insert(hash, AdmittedKey::requested(hash, slot, now_us));
             more.push((hash, slot));
         }
         self.allowance.take(more.len());
         more
     }
 
+    /// Returns the number of keys, hottest first, that may wait in addition to the waiting ones.
+    fn may_wait_too(&mut self, new: &[&Admitted], knobs: &Knobs) -> usize {
+        for (place, key) in new.iter().enumerate() {
+            let is_free = self.queue.additions() + place < knobs.admissions_per_second;
+            if !is_free && !self.displace(key.urgency()) {
+                return place;
+            }
+        }
+        new.len()
+    }
+
+    /// Cancels the admission of a waiting key that is less urgent than this. Returns whether there was one.
+    fn displace(&mut self, urgency: u64) -> bool {
+        self.queue.displace(urgency).is_some_and(|hash| self.keys.remove(&hash).is_some())
+    }
+
+    /// Evicts the first evictable key if no place is free. Returns whether a place is free.
+    fn make_room(&mut self, knobs: &Knobs, now_us: u64) -> bool {
+        while self.keys.len() >= knobs.keys_max {
+            let Some(hash) = self.evictable.pop_front() else { return false };
+            if self.keys.remove(&hash).is_some() {
+                self.queue.remove(hash, now_us);
+            }
+        }
+        true
+    }
+
+    /// Whether changes wait for their limit, so that [`Self::proceed`] should be called soon.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Makes the queued changes that their limit allows at this time. Returns the keys admitted and the keys evicted.
+    pub fn proceed(&mut self, knobs: &Knobs, now_us: u64) -> (Vec<(u64, Slot)>, Vec<u64>) {
+        match knobs.limited {
+            // Left from settings before a reload.
+            Limited::Admissions => self.queue.flush(),
+            Limited::Changes => {
+                let budget = Budget {
+                    per_second: knobs.admissions_per_second,
+                    keys_max: knobs.keys_max,
+                    delay_us: knobs.deletion_delay.as_micros() as u64,
+                };
+                self.queue.proceed(budget, self.keys.len(), now_us, self.planted.is(Bug::EvictionsFirst))
+            }
+        }
+    }
+
     /// Evicts all keys.
     pub fn forget(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.keys).into_keys().collect()
+        let keys = std::mem::take(&mut self.keys).into_keys();
+        let mut gone: Vec<u64> = keys.filter(|hash| !self.queue.is_new(*hash)).collect();
+        gone.extend(self.queue.clear());
+        self.evictable.clear();
+        gone
+    }
+
+    /// Returns the load that a key needs for admission, in reads per second. Of the places of all keys, a free one
+    /// counts as a key without load.
+    fn threshold(&self, knobs: &Knobs) -> f64 {
+        let least = knobs.min_reads_per_second as f64;
+        let free = knobs.keys_max.saturating_sub(self.keys.len());
+        let place = match knobs.selection {
+            Selection::Load => None,
+            Selection::All => return f64::NEG_INFINITY,
+            Selection::Percentile => (knobs.keys_max / PERCENTILE).checked_sub(free),
+        };
+        // The load of a key that waits means nothing yet.
+        let admitted = self.keys.iter().filter(|(hash, _)| !self.queue.is_new(**hash));
+        let mut loads: Vec<f64> = admitted.map(|(_, key)| key.seen.worth()).collect();
+        match place.filter(|place| *place < loads.len()) {
+            Some(place) => loads.select_nth_unstable_by(place, f64::total_cmp).1.max(least),
+            None => least,
+        }
     }
 
     /// Updates the set from the load of all keys in use. `admits`: whether keys are admitted by their load. Returns the keys
@@ -205,25 +353,39 @@ impl Admission {
         let seen: BTreeMap<u64, Admitted> = seen.into_iter().map(|key| (key.hash, key)).collect();
         for (hash, key) in &mut self.keys {
             let now = seen.get(hash).copied();
-            let is_warm =
-                now.is_some_and(|now| knobs.all || now.worth() >= knobs.min_reads_per_second as f64 * KEEP_FRACTION);
+            let least = knobs.min_reads_per_second as f64 * KEEP_FRACTION;
+            let is_warm = match knobs.selection {
+                Selection::Load => now.is_some_and(|now| now.worth() >= least),
+                Selection::Percentile => true,
+                Selection::All => now.is_some(),
+            };
             key.seen = now.unwrap_or(Admitted { reads: 0.0, writes: 0.0, ..key.seen });
+            let is_warm = is_warm || self.queue.is_new(*hash);
             key.cold_since_us = if is_warm { None } else { key.cold_since_us.or(Some(now_us)) };
         }
+        let threshold = self.threshold(knobs);
         let mut new: Vec<&Admitted> = seen
             .values()
-            .filter(|key| {
-                !self.keys.contains_key(&key.hash) && (knobs.all || key.worth() >= knobs.min_reads_per_second as f64)
-            })
+            .filter(|key| !self.keys.contains_key(&key.hash) && key.worth() >= threshold)
             // Larger than the limit: no eviction can make room for it.
             .filter(|key| key.bytes <= knobs.bytes_max as u64)
             .collect();
         new.sort_unstable_by(|one, other| other.worth().total_cmp(&one.worth()).then(one.hash.cmp(&other.hash)));
-        let most = if admits { self.allowance.at(knobs.admissions_per_second, now_us) } else { 0 };
+        let most = match knobs.limited {
+            _ if !admits => 0,
+            Limited::Admissions => self.allowance.at(knobs.admissions_per_second, now_us),
+            Limited::Changes => knobs.admissions_per_second,
+        };
         new.truncate(most);
-        // Eviction order: longest cold first, then lowest worth.
+        if knobs.limited == Limited::Changes {
+            let count = self.may_wait_too(&new, knobs);
+            new.truncate(count);
+        }
+        let replace_factor = if knobs.selection == Selection::Percentile { 1.0 } else { REPLACE_FACTOR };
+        // Eviction order: longest cold first, then lowest worth. Not of keys that wait.
+        let admitted = self.keys.iter().filter(|(hash, _)| !self.queue.is_new(**hash));
         let mut out: Vec<(u64, Option<u64>, f64, u64)> =
-            self.keys.iter().map(|(hash, key)| (*hash, key.cold_since_us, key.seen.worth(), key.seen.bytes)).collect();
+            admitted.map(|(hash, key)| (*hash, key.cold_since_us, key.seen.worth(), key.seen.bytes)).collect();
         out.sort_unstable_by(|one, other| {
             let order = |cold: &Option<u64>| cold.unwrap_or(u64::MAX);
             order(&one.1).cmp(&order(&other.1)).then(one.2.total_cmp(&other.2)).then(one.0.cmp(&other.0))
@@ -240,7 +402,7 @@ impl Admission {
             let mut leaving = Vec::new();
             while is_over(self.keys.len() + 1 - leaving.len(), bytes + key.bytes - freed) {
                 let Some((hash, cold, worth, size)) = out.peek().copied() else { break };
-                if cold.is_none() && worth * REPLACE_FACTOR > key.worth() {
+                if cold.is_none() && worth * replace_factor > key.worth() {
                     break;
                 }
                 leaving.push(hash);
@@ -259,7 +421,6 @@ impl Admission {
                 more.push((key.hash, key.slot));
             }
         }
-        self.allowance.take(more.len());
         let stays = self.planted.is(Bug::NoEviction);
         let is_past = |key: &AdmittedKey| {
             !stays
@@ -275,6 +436,20 @@ impl Admission {
                 less.push(hash);
             }
         }
+        self.evictable.clear();
+        if knobs.limited == Limited::Changes {
+            self.evictable.extend(out.map(|(hash, ..)| hash));
+            for (hash, slot) in more {
+                let urgency = self.keys.get(&hash).map_or(0, |key| key.seen.urgency());
+                self.queue.add(hash, slot, urgency);
+            }
+            less.drain(..).for_each(|hash| self.queue.remove(hash, now_us));
+            return self.proceed(knobs, now_us);
+        }
+        self.allowance.take(more.len());
+        let (waiting_more, waiting_less) = self.queue.flush();
+        more.extend(waiting_more);
+        less.extend(waiting_less);
         (more, less)
     }
 }
@@ -288,10 +463,11 @@ mod tests {
     }
 
     const KNOBS: Knobs = Knobs {
-        all: false,
+        selection: Selection::Load,
         keys_max: 2,
         bytes_max: 1000,
         min_reads_per_second: 100,
+        limited: Limited::Admissions,
         admissions_per_second: 10_000_000,
         deletion_delay: Duration::from_millis(1),
     };
@@ -382,5 +558,91 @@ mod tests {
         assert_eq!(admission.step(many.clone(), &knobs, true, 600_000).0.len(), 5);
         assert_eq!(admission.step(many, &knobs, false, 9_000_000).0.len(), 0);
         assert_eq!(admission.admit_now(asked(90), &knobs, 9_000_000).len(), 10, "not more than a second's worth");
+    }
+
+    /// A full set of 100 keys with loads of 1,000 to 1,099, in the order of their hashes.
+    fn full(knobs: &Knobs) -> (Admission, Vec<Admitted>) {
+        let mut admission = Admission::default();
+        let keys: Vec<Admitted> = (0..100).map(|hash| key(hash, 1000.0 + hash as f64, 0.0)).collect();
+        admission.step(keys.clone(), knobs, true, 0);
+        while admission.is_waiting() {
+            admission.proceed(knobs, 1_000_000);
+        }
+        assert_eq!(admission.keys.len(), 100);
+        (admission, keys)
+    }
+
+    const PUBLISHED: Knobs = Knobs {
+        selection: Selection::Percentile,
+        limited: Limited::Changes,
+        keys_max: 100,
+        bytes_max: 1 << 20,
+        admissions_per_second: 1000,
+        deletion_delay: Duration::from_secs(1),
+        ..KNOBS
+    };
+
+    #[test]
+    fn keys_above_the_tenth_percentile_replace_the_least_loaded_ones() {
+        let knobs = Knobs { limited: Limited::Admissions, ..PUBLISHED };
+        let (mut admission, mut keys) = full(&knobs);
+        keys.extend([key(200, 1009.5, 0.0), key(201, 1010.0, 0.0), key(202, 1010.5, 0.0)]);
+        let (more, less) = admission.step(keys.clone(), &knobs, true, 2_000_000);
+        assert_eq!((hashes(more), less), (vec![202, 201], vec![0, 1]), "the threshold is 1,010");
+        // A key without load stays until its place is needed.
+        keys.retain(|key| key.hash != 50);
+        assert_eq!(admission.step(keys.clone(), &knobs, true, 900_000_000), (vec![], vec![]));
+        keys.push(key(203, 2000.0, 0.0));
+        let (more, less) = admission.step(keys, &knobs, true, 901_000_000);
+        assert_eq!((hashes(more), less), (vec![203], vec![50]));
+    }
+
+    #[test]
+    fn requested_keys_take_the_place_of_the_least_loaded_ones() {
+        let slot = Slot::FIRST;
+        let (mut ours, keys) = full(&Knobs { limited: Limited::Admissions, ..PUBLISHED });
+        assert_eq!(ours.admit_now([(300, slot)], &Knobs { limited: Limited::Admissions, ..PUBLISHED }, 2_000_000), []);
+        let (mut published, _) = full(&PUBLISHED);
+        published.step(keys, &PUBLISHED, true, 2_000_000);
+        assert_eq!(published.admit_now([(300, slot), (301, slot), (300, slot)], &PUBLISHED, 2_000_000), []);
+        assert_eq!(published.proceed(&PUBLISHED, 2_000_000).0.len(), 1);
+        let (more, less) = published.proceed(&PUBLISHED, 2_010_000);
+        assert_eq!((hashes(more), less), (vec![300], vec![0, 1]), "admissions come first, and the newest one before");
+        assert_eq!((published.is_waiting(), published.forget().len()), (false, 100));
+    }
+
+    #[test]
+    fn hotter_keys_take_the_places_of_waiting_ones() {
+        let knobs = Knobs { admissions_per_second: 2, ..PUBLISHED };
+        let (mut admission, mut keys) = full(&PUBLISHED);
+        admission.step(keys.clone(), &knobs, true, 2_000_000);
+        keys.extend([key(200, 1200.0, 0.0), key(201, 1300.0, 0.0), key(202, 1250.0, 0.0), key(203, 1100.0, 0.0)]);
+        // One of the two hottest is admitted at once, and the other one waits.
+        assert_eq!(hashes(admission.step(keys.clone(), &knobs, true, 3_000_000).0), [201]);
+        keys.push(key(204, 5000.0, 0.0));
+        admission.admit_now([(300, Slot::FIRST)], &knobs, 3_000_000);
+        admission.step(keys, &knobs, true, 3_000_000);
+        let made: Vec<u64> =
+            (1..=4).flat_map(|half| hashes(admission.proceed(&knobs, 3_000_000 + half * 500_000).0)).collect();
+        assert_eq!(made, [300, 204]);
+        assert_eq!((admission.keys.len(), admission.keys.contains_key(&202)), (100, false));
+    }
+
+    #[test]
+    fn all_changes_share_one_limit_and_a_reload_makes_the_waiting_ones() {
+        let knobs = Knobs { admissions_per_second: 100, ..PUBLISHED };
+        let (mut admission, mut keys) = full(&knobs);
+        admission.step(keys.clone(), &knobs, true, 2_000_000);
+        keys.extend((500..600).map(|hash| key(hash, 5000.0, 0.0)));
+        let (mut more, mut less) = admission.step(keys.clone(), &knobs, true, 3_000_000);
+        for slice in 1..=50 {
+            let made = admission.proceed(&knobs, 3_000_000 + slice * 10_000);
+            more.extend(made.0);
+            less.extend(made.1);
+        }
+        assert_eq!((more.len(), less.len()), (51, 0), "1 at once, and 50 in half a second");
+        let made = admission.proceed(&Knobs { limited: Limited::Admissions, ..knobs }, 3_500_000);
+        assert_eq!((made.0.len(), made.1.len()), (49, 100));
+        assert_eq!(admission.forget().len(), 100);
     }
 }

@@ -33,12 +33,13 @@ mod admission;
 mod beat;
 mod bounded;
 mod cacheable;
+mod change_queue;
 mod copies;
 mod gate;
 mod holds;
 mod share;
 
-pub use admission::{Admission, Admitted, Bug, Knobs};
+pub use admission::{Admission, Admitted, Bug, Knobs, Limited, Selection};
 pub use beat::{Beats, LEASE_US};
 pub use cacheable::{CacheableKeys, CacheableSet, hash_of_name};
 pub use copies::{Copies, Discarded, Filled, Read, ReadRequest, RecentHit, Sizes};

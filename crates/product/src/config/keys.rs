@@ -9,6 +9,7 @@ use std::time::Duration;
 use switchyard_control::autoscale;
 use switchyard_control::moves::{DURABILITIES, keyword_of, parse_keyword};
 use switchyard_control::planner::{Mode, POLICIES};
+use switchyard_policy::hot_copies::{Limited, Selection};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
 use switchyard_router::{CrossSlot, KEY_RATE_MAX, OnDataLoss, OnMissed, Reads, Reports};
@@ -574,8 +575,10 @@ keys! {
          off without it.";
     "staleness-max" Reload [] time(Duration::from_millis(50)..=Duration::from_secs(60)) runtime.hot_copies.staleness_max,
         "Bound for copies with promise = \"bounded\". Each used key is confirmed by a TOUCH every third of this time.";
-    "admission" Reload [] word([(false, "load"), (true, "all")]) runtime.hot_copies.knobs.all,
-        "load: copies of the most-read keys. all: copies of every key that is read, for tests and comparisons.";
+    "admission" Reload [] word([(Selection::Load, "load"), (Selection::Percentile, "percentile"), (Selection::All, "all")]) runtime.hot_copies.knobs.selection,
+        "load: copies of keys with at least min-reads-per-second; a key replaces another one if it is clearly hotter. percentile: as SwitchKV does, copies of \
+         keys with more reads than the lowest tenth of the keys that have copies; a key that is no longer read keeps its copies until its place is needed. \
+         all: copies of every key that is read, for tests and comparisons.";
     "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) runtime.hot_copies.knobs.bytes_max,
         "Maximum number of bytes of all copies. Copies are removed first when memory is short.";
     "keys-max" Reload [] count(1..=1_000_000) runtime.hot_copies.knobs.keys_max,
@@ -583,9 +586,13 @@ keys! {
     "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) runtime.hot_copies.knobs.min_reads_per_second,
         "Minimum number of reads per second of a key to be copied, plus four for each write.";
     "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) runtime.hot_copies.knobs.admissions_per_second,
-        "Maximum number of keys added per second.";
+        "Maximum number of keys added per second, or of all changes: see limited-changes.";
+    "limited-changes" Reload ["budget"] word([(Limited::Admissions, "additions"), (Limited::Changes, "additions-and-removals")]) runtime.hot_copies.knobs.limited,
+        "Changes that admissions-per-second limits. additions: removals are free. additions-and-removals: both together, as SwitchKV's switch does. \
+         Additions come first, and a removal waits for up to deletion-delay, or twice that under lasting changes; instant reports replace other keys if keys-max \
+         is reached.";
     "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) runtime.hot_copies.knobs.deletion_delay,
-        "Time that a key keeps its copies when it is no longer read often.";
+        "Time that a key keeps its copies when it is no longer read often (admission = \"load\"), and that a removal waits for additions (limited-changes).";
     "value-max" Reload [] size(KB..=16 << 20) runtime.hot_copies.reply_max,
         "Replies of more bytes than this are not copied.";
     "ttl" Reload ["life-max"] time_or_never(Duration::ZERO..=DAY) runtime.hot_copies.ttl,

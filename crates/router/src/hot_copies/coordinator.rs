@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::hot_copies::{Admission, Admitted, Knobs};
+use switchyard_policy::hot_copies::{Admission, Admitted, Knobs, Selection};
 use switchyard_policy::topology::Slot;
 
 use super::HotCopies;
@@ -33,7 +33,7 @@ pub(crate) fn coordinate(shared: &Shared) {
     let mut prefixes = Prefixes::of(&shared.routing().live.hot_copies);
     let mut hears_from = Duration::ZERO;
     while !shared.hot.is_stopped.load(Ordering::Acquire) {
-        let wanted = wait(&shared.hot);
+        let wanted = wait(&shared.hot, if admission.is_waiting() { REST } else { LOOK });
         shared.hot.release();
         let live = shared.routing().live.clone();
         let settings = &live.hot_copies;
@@ -46,26 +46,26 @@ pub(crate) fn coordinate(shared: &Shared) {
             // Key names are not known here, so all keys are removed. Allowed keys return by their counts.
             prefixes = Prefixes::of(settings);
             let gone = admission.forget();
-            publish(shared, settings.knobs.all, Vec::new(), gone);
+            publish(shared, is_all(settings), Vec::new(), gone);
             (next_step, hears_from) = (shared.uptime(), shared.uptime() + IGNORE_REQUESTS);
             continue;
         }
         let wanted = if shared.uptime() < hears_from { Vec::new() } else { wanted };
         let now_us = shared.uptime().as_micros() as u64;
         let mut more = admission.admit_now(wanted, &settings.knobs, now_us);
-        let mut less = Vec::new();
-        if shared.uptime() >= next_step {
+        let (came, less) = if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
             let admits = live.telemetry.reports != Reports::Instant;
             let knobs = Knobs { bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
             let placement = shared.routing().topology.placement().clone();
             let seen = Admitted::observed(shared.board.nodes(KEYS), &placement, &knobs, |key| settings.allows_key(key));
-            let (came, went) = admission.step(seen, &knobs, admits, now_us);
-            less = went;
-            more.extend(came);
-        }
-        publish(shared, settings.knobs.all, more, less);
+            admission.step(seen, &knobs, admits, now_us)
+        } else {
+            admission.proceed(&settings.knobs, now_us)
+        };
+        more.extend(came);
+        publish(shared, is_all(settings), more, less);
         std::thread::sleep(REST);
     }
 }
@@ -83,11 +83,16 @@ impl Prefixes {
     }
 }
 
-/// Waits for requests, at most for `LOOK`, and takes them.
-fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
+/// Whether every key that is read becomes cacheable.
+fn is_all(settings: &settings::HotCopies) -> bool {
+    settings.knobs.selection == Selection::All
+}
+
+/// Waits for requests, at most for `longest`, and takes them.
+fn wait(hot: &HotCopies, longest: Duration) -> Vec<(u64, Slot)> {
     let mut wanted = lock(&hot.requested);
     if wanted.is_empty() && !hot.is_stopped.load(Ordering::Acquire) {
-        wanted = hot.bell.wait_timeout(wanted, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        wanted = hot.bell.wait_timeout(wanted, longest).unwrap_or_else(std::sync::PoisonError::into_inner).0;
     }
     std::mem::take(&mut *wanted)
 }

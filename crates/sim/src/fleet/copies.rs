@@ -167,15 +167,16 @@ impl HotCopies {
         }
     }
 
-    /// Evaluates the counts, once a second. `hottest` returns the keys in use.
+    /// Makes the changes that wait, and once a second evaluates the counts. `hottest` returns the keys in use.
     pub(super) fn step(&mut self, now_us: u64, placement: &Placement, hottest: impl FnOnce() -> Vec<HotNode>) {
-        if now_us < self.next_step_us {
-            return;
-        }
-        self.next_step_us = now_us + STEP_US;
-        let seen = Admitted::observed(hottest(), placement, &self.knobs, |_| true);
-        let admits = self.settings.reports != Reports::Instant;
-        let (more, less) = self.admission.step(seen, &self.knobs, admits, now_us);
+        let (more, less) = if now_us < self.next_step_us {
+            self.admission.proceed(&self.knobs, now_us)
+        } else {
+            self.next_step_us = now_us + STEP_US;
+            let seen = Admitted::observed(hottest(), placement, &self.knobs, |_| true);
+            let admits = self.settings.reports != Reports::Instant;
+            self.admission.step(seen, &self.knobs, admits, now_us)
+        };
         self.publish(&more, &less);
     }
 }

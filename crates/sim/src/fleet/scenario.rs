@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use switchyard_policy::autoscale;
-use switchyard_policy::hot_copies;
+use switchyard_policy::hot_copies::{self, Selection};
 use switchyard_policy::planner::{self, Mode, PlannerConfig};
 
 /// Built-in scenarios: name and text.
@@ -377,8 +377,10 @@ impl Default for Copies {
 impl Copies {
     /// Settings of the admission. Each worker has its own copies of all keys, so they share the bytes.
     pub(super) fn knobs(&self, workers: u32) -> hot_copies::Knobs {
+        let default = hot_copies::Knobs::default();
         hot_copies::Knobs {
-            all: self.all,
+            selection: if self.all { Selection::All } else { default.selection },
+            limited: default.limited,
             keys_max: self.keys_max,
             bytes_max: self.bytes_max / workers.max(1) as usize,
             min_reads_per_second: self.min_reads_per_second,
