@@ -95,7 +95,7 @@ struct ValidateArguments {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeat: u32,
     /// Share of a processor for each server
-    #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     cpu: f64,
     /// One short round, also on a machine without limits
     #[arg(long)]

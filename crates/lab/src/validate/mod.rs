@@ -1,7 +1,7 @@
 //! The simulator of fleets compared with real servers: the same keys, load and policies on both.
 //!
-//! The text of a scenario is for servers that serve 1,000 requests per second. A round measures the real service rate
-//! first, and then runs each scenario, scaled to this rate, on new servers and in the simulator. So a machine that slows
+//! The text of a scenario is for servers that serve 1,000 requests per second. A round first measures the real service
+//! rate and the time of a move. Then it runs each scenario, scaled to this rate, on new servers and in the simulator. So a machine that slows
 //! down between rounds affects both alike. A sender that adapts its rate to the losses becomes clients that wait for
 //! each reply: both send as much as the fullest node serves.
 
@@ -19,7 +19,7 @@ use switchyard_bench::process;
 use switchyard_bench::table::Table;
 use switchyard_sim::fleet::{Scenario, Spread, run as simulate};
 
-use self::real::{Bench, CLIENTS};
+use self::real::{Bench, CLIENTS, Servers};
 use self::series::{AFTER, BEFORE, EVENNESS, HITS, Measure, Series, THROUGHPUT, UNTIL_BALANCED};
 use crate::document::{replace_between_marks, today};
 use crate::figure::{self, Line, Panel};
@@ -97,8 +97,8 @@ struct Pair {
 /// Results of all rounds.
 #[derive(Debug, Default)]
 struct Results {
-    /// By round: service rates of the servers.
-    rates: Vec<Spread>,
+    /// By round.
+    servers: Vec<Servers>,
     /// By case and round.
     pairs: [Vec<Pair>; CASES.len()],
     errors: u64,
@@ -146,22 +146,24 @@ pub fn run(settings: &Settings) -> Result<()> {
         .with_context(|| format!("cannot write {}", out.display()))
 }
 
-/// Measures the service rate, and runs all scenarios with it.
+/// Measures the servers, and runs all scenarios with the results.
 fn measure_round(settings: &Settings, bench: &Bench<'_>, round: u32, results: &mut Results) -> Result<()> {
     let (time, part) = if settings.is_smoke { (RATE_TIME / 5, SMOKE) } else { (RATE_TIME, 1.0) };
-    let rates = bench.service_rates(&scaled(&CASES[0], 1.0, 0.0, part)?, u64::from(round), time)?;
-    eprintln!("round {round}: {} requests/s of each server", rates.text());
-    results.rates.push(rates);
+    let servers = bench.measure_servers(&scaled(&CASES[0], (1.0, 1.0), 0.0, part)?, u64::from(round), time)?;
+    // The least time: the command line and the interval of polls are no part of a move.
+    let measured = (servers.rate.mean, servers.move_seconds.least);
+    eprintln!("round {round}: {:.0} requests/s of each server, {:.2} s for a move", measured.0, measured.1);
+    results.servers.push(servers);
     // The planner steps once per interval. Steps of the load at different times of its interval show the mean delay.
     let later = f64::from(round - 1) / f64::from(settings.repeat.max(1));
     for (case, pairs) in CASES.iter().zip(&mut results.pairs) {
-        let scenario = scaled(case, rates.mean, later, part)?;
+        let scenario = scaled(case, measured, later, part)?;
         let before = ProcessorTime::now()?;
-        let measured = bench.run(&scenario, u64::from(round)).with_context(|| case.title)?;
+        let run = bench.run(&scenario, u64::from(round)).with_context(|| case.title)?;
         results.disturbed = results.disturbed.max(ProcessorTime::now()?.share_of_others_since(before));
-        results.errors += measured.errors;
+        results.errors += run.errors;
         let simulated = Series::simulated(&simulate(&scenario, u64::from(round), None));
-        let pair = Pair { real: measured.series, simulated };
+        let pair = Pair { real: run.series, simulated };
         for measure in case.measures {
             let (real, simulated) = ((measure.of)(&pair.real), (measure.of)(&pair.simulated));
             eprintln!("round {round}, {}: {} {real:.4}, simulated {simulated:.4}", case.name, measure.name);
@@ -171,15 +173,16 @@ fn measure_round(settings: &Settings, bench: &Bench<'_>, round: u32, results: &m
     Ok(())
 }
 
-/// Returns the scenario for servers with this service rate, with its events `later` seconds later if they are not at the
-/// start, and all its times shortened to `part` of them.
-fn scaled(case: &Case, service_rate: f64, later: f64, part: f64) -> Result<Scenario> {
+/// Returns the scenario for servers with this service rate and time of a move, in seconds. Its events are `later` seconds
+/// later if they are not at the start, and all its times are shortened to `part` of them.
+fn scaled(case: &Case, (service_rate, move_seconds): (f64, f64), later: f64, part: f64) -> Result<Scenario> {
     let mut scenario = Scenario::parse(case.name, case.text).map_err(|why| anyhow!("{}: {why}", case.name))?;
     let factor = service_rate / scenario.nodes.service_rate;
     scenario.nodes.service_rate *= factor;
     // Mean time of a request by Little's law, if the clients wait at all servers alike. A fill of a copy takes as long.
     scenario.nodes.base_us = 1e6 * CLIENTS as f64 / (scenario.nodes.count as f64 * service_rate);
     scenario.load.rate *= factor;
+    scenario.moves.start = move_seconds;
     scenario.duration *= part;
     scenario.warm_up *= part;
     for event in scenario.events.iter_mut().filter(|event| event.at > 0.0) {
@@ -211,23 +214,21 @@ impl Results {
     /// Conditions of the measurement.
     fn notes(&self, settings: &Settings, bench: &Bench<'_>) -> String {
         let limit = bench.cpu.map_or("no limit".to_owned(), |cpu| format!("{cpu} of a processor"));
-        let rates = Spread::of(self.rates.iter().map(|rates| rates.mean));
-        let (least, most) = (Spread::of(self.rates.iter().map(|rates| rates.least)).least, self.most());
+        let of = |of: fn(&Servers) -> f64| Spread::of(self.servers.iter().map(of));
+        let (least, most) = (of(|servers| servers.rate.least).least, of(|servers| servers.rate.most).most);
         format!(
             "Measured on {} by `{}`: {}. {} rounds; each server has {limit}, and serves {} requests/s (single servers: \
-             {least:.0} to {most:.0}). {} requests failed. Other programs used at most {:.0} % of the processors.",
+             {least:.0} to {most:.0}). A move of a slot takes {} s. {} requests failed. Other programs used at most {:.0} \
+             % of the processors.",
             today(),
             settings.command_line,
             describe_machine(),
-            self.rates.len(),
-            rates.text(),
+            self.servers.len(),
+            of(|servers| servers.rate.mean).text(),
+            of(|servers| servers.move_seconds.least).text(),
             self.errors,
             100.0 * self.disturbed
         )
-    }
-
-    fn most(&self) -> f64 {
-        Spread::of(self.rates.iter().map(|rates| rates.most)).most
     }
 
     /// The first round of the scenarios over time.
@@ -257,15 +258,16 @@ mod tests {
     #[test]
     fn scenarios_scale_with_the_service_rate() {
         for case in &CASES {
-            let (text, scenario) = (scaled(case, 1000.0, 0.0, 1.0), scaled(case, 3000.0, 0.5, 1.0));
+            let (text, scenario) = (scaled(case, (1000.0, 0.4), 0.0, 1.0), scaled(case, (3000.0, 0.2), 0.5, 1.0));
             let (text, scenario) = (text.expect("valid"), scenario.expect("valid"));
-            assert_eq!((text.nodes.service_rate, scenario.nodes.service_rate), (1000.0, 3000.0));
+            let of = |scenario: &Scenario| (scenario.nodes.service_rate, scenario.moves.start);
+            assert_eq!((of(&text), of(&scenario)), ((1000.0, 0.4), (3000.0, 0.2)));
             assert!((scenario.load.rate / text.load.rate - 3.0).abs() < 1e-9);
             assert!((text.nodes.base_us / scenario.nodes.base_us - 3.0).abs() < 1e-9);
             let later: Vec<f64> =
                 scenario.events.iter().zip(&text.events).map(|(event, text)| event.at - text.at).collect();
             assert!(later.iter().all(|later| [0.0, 0.5].contains(later)), "{later:?}");
-            scaled(case, 3000.0, 0.5, SMOKE).expect("valid at toy size");
+            scaled(case, (3000.0, 0.2), 0.5, SMOKE).expect("valid at toy size");
         }
     }
 

@@ -31,6 +31,9 @@ pub(super) const CLIENTS: usize = 64;
 /// Items of each list.
 const ITEMS: usize = 2000;
 
+/// Time limit of a move of one slot.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The item of all lists, and one that none has.
 const ITEM: &[u8] = b"x";
 const ABSENT: &[u8] = b"y";
@@ -47,6 +50,15 @@ pub(super) struct Bench<'a> {
     pub(super) cpu: Option<f64>,
     stop: &'a AtomicBool,
     sites: Cell<u32>,
+}
+
+/// Measured parameters of the servers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Servers {
+    /// Requests served per second, over the servers.
+    pub(super) rate: Spread,
+    /// Time of a move of a slot, in seconds. Nearly all of it passes before the first key moves.
+    pub(super) move_seconds: Spread,
 }
 
 /// Servers with the keys of a scenario, behind a router with its policies.
@@ -122,9 +134,9 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Measures the service rate of each server: all clients read and write its keys, evenly, so that no key is hot.
+    /// Measures the servers: moves of slots, and the service rate of each. All clients read and write its keys, evenly, so that no key is hot.
     /// `time`: duration of the measurement of a server. Its first quarter does not count.
-    pub(super) fn service_rates(&self, scenario: &Scenario, seed: u64, time: Duration) -> Result<Spread> {
+    pub(super) fn measure_servers(&self, scenario: &Scenario, seed: u64, time: Duration) -> Result<Servers> {
         let mut scenario = scenario.clone();
         (scenario.copies, scenario.planner) = (None, None);
         let keys = keys_at(&scenario, seed, 0.0);
@@ -143,7 +155,13 @@ impl<'a> Bench<'a> {
             ensure!(errors == 0, "{errors} requests failed while the service rates were measured");
             rates.push(rate);
         }
-        Ok(Spread::of(rates))
+        let mut moves = Vec::new();
+        for slot in ["0", "1", "2"] {
+            let tick = || self.pause(Instant::now());
+            let (took, _) = site.routed.move_slots(self.programs, (0, 1), "balanced", slot, MOVE_TIMEOUT, tick)?;
+            moves.push(took.as_secs_f64());
+        }
+        Ok(Servers { rate: Spread::of(rates), move_seconds: Spread::of(moves) })
     }
 
     /// Runs the scenario.
@@ -336,7 +354,7 @@ mod tests {
     fn a_router_has_the_policies_of_the_scenario() {
         let args = |name: &str| {
             let case = CASES.iter().find(|case| case.name == name).expect("a case");
-            serve_args(&scaled(case, 1000.0, 0.0, 1.0).expect("valid")).join(" ")
+            serve_args(&scaled(case, (1000.0, 0.4), 0.0, 1.0).expect("valid")).join(" ")
         };
         let [skewed, copied, shifted] = ["skewed", "copied", "shifted"].map(args);
         assert!(skewed.contains("hot-copies.mode=off") && skewed.contains("planner.mode=off"), "{skewed}");
@@ -347,7 +365,7 @@ mod tests {
     #[test]
     fn requests_follow_the_shares_of_each_phase() {
         let case = CASES.iter().find(|case| case.name == "shifted").expect("a case");
-        let scenario = scaled(case, 1000.0, 0.0, 1.0).expect("valid");
+        let scenario = scaled(case, (1000.0, 0.4), 0.0, 1.0).expect("valid");
         let requests = Requests::of(&scenario, 1).expect("requests");
         let mut rng = Rng::new(1);
         let mut hot = |at: f64| {
