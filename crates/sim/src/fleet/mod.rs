@@ -27,6 +27,7 @@ mod record;
 mod report;
 pub mod scenario;
 mod servers;
+pub mod switchkv;
 mod telemetry;
 mod variation;
 mod world;
