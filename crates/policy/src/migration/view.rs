@@ -224,6 +224,11 @@ impl<C: Committed> LegView<C> {
 /// is moving.
 #[must_use]
 pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
+    moved_by(topology, legs, |_| true)
+}
+
+/// Returns the topology in which the moving keys of the selected legs are handed over, and those of unpublished legs.
+fn moved_by<C>(topology: &Topology, legs: &Legs<C>, selects: impl Fn(&LegView<C>) -> bool) -> Option<Topology> {
     if topology.is_settled() {
         return None;
     }
@@ -233,6 +238,9 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
         let Some(transit) = topology.transit(slot) else { continue };
         let Stage::Moving { leg } = transit.stage else { continue };
         let view = legs.get(&(transit.move_id, leg));
+        if view.is_some_and(|view| !selects(view)) {
+            continue;
+        }
         let goes_back = view.is_some_and(|view| view.to() == Side::Source);
         if transit.keys_only {
             if let Some(scope) = view.and_then(|view| view.scope.as_deref()).filter(|_| !goes_back) {
@@ -315,8 +323,8 @@ pub enum Decision {
     Settled,
     /// Execute it by the topology of [`moved`].
     Moved,
-    /// Split it by this topology, in which only its own keys at a target are handed over. Used only by published
-    /// protocols.
+    /// Execute it by this topology, in which its keys at a target are handed over, and those at the source of a
+    /// published protocol are not. A command that can be split may have keys at both.
     Split(Arc<Topology>),
     /// Send it to the target, or to source and target: a read of one key, by a published protocol.
     Ask(Vec<NodeId>),
@@ -330,6 +338,8 @@ pub enum Decision {
 #[derive(Debug)]
 pub struct KeyLookup<C> {
     has_keys_there: bool,
+    /// Whether a key is committed at the target of a leg that uses no published protocol.
+    has_committed: bool,
     is_moving: bool,
     /// The leg is not published.
     is_unknown: bool,
@@ -347,6 +357,7 @@ impl<C> Default for KeyLookup<C> {
     fn default() -> Self {
         Self {
             has_keys_there: false,
+            has_committed: false,
             is_moving: false,
             is_unknown: false,
             waits: Vec::new(),
@@ -405,7 +416,11 @@ impl<C: Committed> KeyLookup<C> {
             Place::Uncommitted => {
                 self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) })
             }
-            Place::At(_) | Place::Owner => self.has_keys_there = true,
+            Place::At(side) => {
+                self.has_keys_there = true;
+                self.has_committed |= side == Side::Target;
+            }
+            Place::Owner => self.has_keys_there = true,
         }
         if !view.is_available(None) && undeclared() && !self.planted.is(Bug::UndeclaredNotAwaited) {
             self.waits.push(Wait { of, view: view.clone(), key: None });
@@ -419,6 +434,7 @@ impl<C: Committed> KeyLookup<C> {
     /// By a protocol as published, any other read whose keys may be at either node waits until they are fetched. A
     /// command of several keys that can be split is sent key by key, each to the target of its own move. All others go
     /// to the source if all their keys do, otherwise to the target: the papers have no transactions and no scripts.
+    /// Keys that other moves have committed are used at the targets of these in either case.
     #[must_use]
     pub fn decide(
         &mut self,
@@ -440,8 +456,8 @@ impl<C: Committed> KeyLookup<C> {
         }
         match way {
             _ if !self.is_moving => Decision::Settled,
-            Some((Way::Source, _)) => Decision::Settled,
-            Some(_) if splits => Decision::Split(self.moved_by_key(topology)),
+            Some((Way::Source, _)) if !self.has_committed => Decision::Settled,
+            Some((way, _)) if splits || way == Way::Source => Decision::Split(self.moved_by_key(topology, legs)),
             _ => Decision::Moved,
         }
     }
@@ -484,15 +500,16 @@ impl<C: Committed> KeyLookup<C> {
     }
 
     /// Returns the topology in which the keys are handed over that are not at the source.
-    fn moved_by_key(&self, topology: &Topology) -> Arc<Topology> {
+    fn moved_by_key(&self, topology: &Topology, legs: &Legs<C>) -> Arc<Topology> {
         let mut by_target: BTreeMap<NodeId, Vec<&Key>> = BTreeMap::new();
         for (key, _) in self.ways.iter().filter(|(_, way)| *way != Way::Source) {
             if let Some(transit) = topology.transit(topology.slot_of(key)) {
                 by_target.entry(transit.target).or_default().push(key);
             }
         }
-        let by_target = by_target.into_iter();
-        Arc::new(by_target.fold(topology.clone(), |next, (target, keys)| next.keys_handed_over(&[], keys, target)))
+        let others = if self.has_committed { moved_by(topology, legs, |view| !view.is_published()) } else { None };
+        let start = others.unwrap_or_else(|| topology.clone());
+        Arc::new(by_target.into_iter().fold(start, |next, (target, keys)| next.keys_handed_over(&[], keys, target)))
     }
 
     /// Adds waits for keys that may be at either node, for a read that is not sent to both: they are fetched first.
@@ -809,6 +826,56 @@ mod tests {
             known.state.set(Some(state));
             assert_eq!((of(b"{t}1", false, false), of(b"{t}1", true, true)), (read, write), "{state:?}");
             assert_eq!(of(b"other", false, false), None, "its slot does not move");
+        }
+    }
+
+    #[cfg(feature = "research")]
+    #[test]
+    fn committed_keys_of_other_moves_never_follow_keys_of_a_published_one() {
+        let (published, ordinary) = (Arc::<Known>::default(), Arc::<Known>::default());
+        let netmigrate = crate::migration::Protocol::NetMigrate;
+        let rules = crate::migration::published::Paper::of(netmigrate).expect("published").rules(netmigrate, MoveId(1));
+        let scope = Arc::new(Scope::new(vec![b"{u}1"[..].into()], MAKE));
+        let legs: Legs<Known> = [
+            ((MoveId(1), 3), LegView::new(published.clone(), None, MAKE).as_published(Some(rules))),
+            ((MoveId(2), 4), LegView::new(ordinary.clone(), Some(scope), MAKE)),
+        ]
+        .into();
+        // The slot of {t} moves from node 0 to node 1. A key of {u} moves from node 1 to node 0.
+        let (slot, other) = ([crc16_slot(b"{t}")], [crc16_slot(b"{u}")]);
+        let transit = |id, source, target, leg, keys_only| Transit {
+            move_id: MoveId(id),
+            source: NodeId(source),
+            target: NodeId(target),
+            stage: Stage::Moving { leg },
+            keys_only,
+        };
+        let topology = topology(false)
+            .handed_over(&other, NodeId(1))
+            .with_transits([(transit(1, 0, 1, 3, false), &slot[..]), (transit(2, 1, 0, 4, true), &other[..])])
+            .expect("two");
+        let decide = |splits: bool| {
+            let mut look = KeyLookup::default();
+            [&b"{t}1"[..], b"{u}1"].iter().for_each(|key| look.key(&topology, &legs, key, true, || false));
+            look.decide(&topology, &legs, splits, || false)
+        };
+        assert_eq!(decide(false), Decision::Wait, "the key of the ordinary move is missing");
+        ordinary.keys.borrow_mut().insert(MAKE.of(b"{u}1"));
+        for (state, node) in [(State::NotStarted, NodeId(0)), (State::Complete, NodeId(1))] {
+            published.state.set(Some(state));
+            for splits in [false, true] {
+                let used = match decide(splits) {
+                    Decision::Split(by_key) => by_key,
+                    Decision::Moved => Arc::new(moved(&topology, &legs).expect("both move")),
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(
+                    [&b"{t}1"[..], b"{u}1"].map(|key| used.lives_at(key)),
+                    [node, NodeId(0)],
+                    "{state:?}, {splits}"
+                );
+                assert_eq!(used.lives_at(b"{u}2"), NodeId(1), "the other keys of its slot stay");
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::{Decision, Fingerprint, KeyLookup, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::Route;
-use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Touched, is_option};
 use switchyard_resp::request::Args;
 
@@ -198,6 +198,11 @@ pub(super) fn tick_moving(turn: &Turn, down: &mut Downstreams) {
     look_again(turn, down, false);
 }
 
+/// Returns the snapshot with another topology.
+fn routing_by(routing: &RoutingSnapshot, topology: Arc<Topology>) -> Arc<RoutingSnapshot> {
+    Arc::new(RoutingSnapshot { topology, ..routing.clone() })
+}
+
 impl CommandHooks {
     /// Returns the snapshot for commands whose keys are all there.
     pub(super) fn routing_of_moved<'a>(&'a self, turn: &'a Turn) -> &'a Arc<RoutingSnapshot> {
@@ -207,8 +212,7 @@ impl CommandHooks {
     /// Derives the snapshot for moved keys from a new snapshot.
     pub(super) fn place_moving_anew(&mut self, turn: &Turn) {
         let moved = moved(&turn.routing().topology, &turn.routing().moves.legs);
-        self.transit.moved = moved
-            .map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**turn.routing()).clone() }));
+        self.transit.moved = moved.map(|topology| routing_by(turn.routing(), Arc::new(topology)));
     }
 
     /// For a command that is passed to a connection to `node`: records for the movers the keys that it may create or
@@ -344,8 +348,15 @@ pub(super) fn place_again(
             let mut keys = Vec::new();
             command.find_keys(args, &mut keys).ok()?;
             let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-            let moved = hooks.transit.moved.as_ref().filter(|_| decision != Decision::Settled);
-            let now = moved.unwrap_or(&routing);
+            let by_key;
+            let now = match decision {
+                Decision::Settled => &routing,
+                Decision::Split(topology) => {
+                    by_key = routing_by(&routing, topology);
+                    &by_key
+                }
+                _ => hooks.transit.moved.as_ref().unwrap_or(&routing),
+            };
             match now.route(keys.clone()) {
                 Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
                 Route::Together(node) => Some(Ok((node, Waited::Several))),
@@ -506,9 +517,7 @@ impl LargeKeys {
                 Decision::Settled => Transit::Settled,
                 // If no key is elsewhere (keys move back to their slot owner), replicas are still not read.
                 Decision::Moved => Transit::Moved(cx.hooks.transit.moved.as_ref().unwrap_or(routing).clone()),
-                Decision::Split(topology) => {
-                    Transit::Moved(Arc::new(RoutingSnapshot { topology, ..(**routing).clone() }))
-                }
+                Decision::Split(topology) => Transit::Moved(routing_by(routing, topology)),
                 Decision::Ask(nodes) => Transit::Ask(Asks { nodes, as_published: true }),
                 Decision::DoubleRead(nodes, processes)
                     if are_connected(&cx.turn, &mut cx.up, resp3, command, nodes, &processes) =>
