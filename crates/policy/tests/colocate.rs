@@ -261,6 +261,24 @@ fn an_older_request_gets_its_keys_first() {
 }
 
 #[test]
+fn clients_that_watch_at_different_nodes_do_not_exchange_their_keys() {
+    let (topology, k) = spread(6);
+    let at_node = |places: &[usize], node: u16| ColocationRequest::Several {
+        keys: places.iter().map(|place| key(&k[*place])).collect(),
+        at: Some(NodeId(node)),
+    };
+    let wanted = [at_node(&[0, 1], 0), at_node(&[0, 1], 1)];
+    let plan = propose(&topology, &wanted, &[], &[]);
+    assert_eq!((&plan.standings[..], targets_of(&plan)), (&[ColocationStatus::Wait; 2][..], vec![(0, 1)]));
+    // Nor are the keys of a client that is about to use them taken away.
+    let arrived = at(&topology, &k[1], 0);
+    let plan = propose(&arrived, &wanted, &[], &[]);
+    assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Together, ColocationStatus::Wait], 0));
+    let plan = propose(&arrived, &wanted[1..], &[], &[]);
+    assert_eq!(targets_of(&plan), [(1, 2)], "later they come");
+}
+
+#[test]
 fn keys_come_to_those_that_cannot_move_now() {
     let (topology, k) = spread(9);
     let slot = |place: usize| crc16_slot(k[place].as_bytes());

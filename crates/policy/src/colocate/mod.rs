@@ -203,7 +203,13 @@ impl Request {
 pub fn plan(fleet: &Fleet<'_>, wanted: &[&ColocationRequest]) -> Plan {
     let requests: Vec<Request> = wanted.iter().map(|wanted| Request::new(wanted, fleet.topology)).collect();
     let (group_of, targets) = targets(fleet, &requests);
-    let mut draft = Draft { fleet, moves: BTreeMap::new(), between: BTreeMap::new(), reserved: BTreeSet::new() };
+    let mut draft = Draft {
+        fleet,
+        moves: BTreeMap::new(),
+        between: BTreeMap::new(),
+        stays: BTreeSet::new(),
+        reserved: BTreeSet::new(),
+    };
     let mut standings = Vec::new();
     // Requests whose moves start, by group.
     let mut begun: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -234,6 +240,9 @@ struct Draft<'a> {
     moves: BTreeMap<(NodeId, NodeId), Colocation>,
     /// Source and target of the keys of each slot.
     between: BTreeMap<Slot, (NodeId, NodeId)>,
+    /// Slots whose keys at this node stay there, because earlier requests need some of them there. Requests with common
+    /// keys and different targets, as after WATCH, would otherwise exchange their keys.
+    stays: BTreeSet<(Slot, NodeId)>,
     /// Slots that earlier requests wait for, without a move of these requests.
     reserved: BTreeSet<Slot>,
 }
@@ -248,8 +257,8 @@ impl Draft<'_> {
             self.reserve_if(busy.colocates, request);
             return (self.fleet.status(busy), false);
         }
-        // Keys to move. A wait is short if it is for other requests.
-        let (mut parted, mut waits, mut is_short) = (Vec::new(), false, true);
+        // Keys to move, and slots of the others. A wait is short if it is for other requests.
+        let (mut parted, mut arrived, mut waits, mut is_short) = (Vec::new(), Vec::new(), false, true);
         for key in &request.keys {
             let slot = topology.slot_of(key);
             let at = topology.lives_at_in_slot(slot, key);
@@ -260,6 +269,7 @@ impl Draft<'_> {
                 if let Some(busy) = busy.filter(leaves) {
                     (waits, is_short) = (true, is_short && busy.colocates);
                 }
+                arrived.push((slot, at));
                 continue;
             }
             if let Some(away) = [at, target].into_iter().find(|node| self.fleet.away.contains(node)) {
@@ -274,6 +284,7 @@ impl Draft<'_> {
             let is_taken = self.between.get(&slot).is_some_and(|(_, to)| *to != target);
             waits |= is_taken
                 || self.reserved.contains(&slot)
+                || self.stays.contains(&(slot, at))
                 || self.fleet.pinned.contains(&slot)
                 || self.fleet.is_full((at, target));
             parted.push((key, slot, at));
@@ -282,6 +293,7 @@ impl Draft<'_> {
             self.reserve_if(is_short, request);
             return (ColocationStatus::Wait, false);
         }
+        self.stays.extend(arrived);
         if parted.is_empty() {
             return (ColocationStatus::Together, false);
         }
