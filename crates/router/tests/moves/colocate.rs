@@ -4,10 +4,11 @@
 use std::sync::{Arc, Mutex};
 
 use switchyard_policy::colocate::ColocationRequest;
-use switchyard_policy::topology::{NodeId, crc16_slot};
-use switchyard_router::{ColocatePort, ColocateRequest, Ports};
+use switchyard_policy::migration::{Goal, Key};
+use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
+use switchyard_router::{ColocatePort, ColocateRequest, MoveEnd, Ports, UserRequest};
 
-use super::fleet::{Fleet, Server, until};
+use super::fleet::{Fleet, Server, until, with};
 
 /// Collects requests.
 #[derive(Debug, Default)]
@@ -45,6 +46,13 @@ impl Scene {
         let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&crc16_slot(b"{t}"));
         let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
         Self { fleet, port, home, away }
+    }
+
+    /// Returns a hash tag of the other node.
+    fn tag_of_other(&self) -> String {
+        let slots = self.fleet.slots_of(self.away);
+        let is_there = |tag: &String| slots.contains(&crc16_slot(tag.as_bytes()));
+        (0..).map(|n| format!("{{k{n}}}")).find(is_there).expect("half of all")
     }
 }
 
@@ -91,9 +99,9 @@ fn an_old_colocation_answer_does_not_affect_a_later_command() {
 
 #[test]
 fn keys_of_several_slots_are_needed_until_the_command_is_sent() {
-    let Scene { fleet, port, home, away } = Scene::new();
-    let is_away = |key: &String| fleet.slots_of(away).contains(&crc16_slot(key.as_bytes()));
-    let other = (0..).map(|n| format!("k{n}")).find(is_away).expect("half of all");
+    let scene = Scene::new();
+    let other = scene.tag_of_other();
+    let Scene { fleet, port, home, .. } = scene;
     let mut client = fleet.client();
     assert_eq!(client.cmd("SET {t}a 1"), "OK");
     client.post(&format!("RENAME {{t}}a {other}"));
@@ -108,4 +116,40 @@ fn keys_of_several_slots_are_needed_until_the_command_is_sent() {
     assert_eq!(client.cmd(&format!("RENAME {other} {{t}}a")), "OK");
     assert!(port.requests.lock().expect("lock").is_empty());
     request.done();
+}
+
+#[test]
+fn exec_does_not_wait_for_a_leg_that_has_committed_its_watched_keys() {
+    let scene = Scene::new();
+    let tag = scene.tag_of_other();
+    let Scene { fleet, port, home, away } = scene;
+    let mut client = fleet.client();
+    let names: Vec<String> = (0..500).map(|n| format!("{tag}{n}")).collect();
+    for name in &names {
+        assert_eq!(client.cmd(&format!("SET {name} {}", "x".repeat(200))), "OK");
+    }
+    let mut keys: Vec<Key> = names.iter().map(|name| Key::from(name.as_bytes())).collect();
+    keys.sort_unstable();
+    fleet.begin(with(fleet.task(1, 0, 1), |order| {
+        (order.source, order.target) = (away, home);
+        (order.slots, order.keys) = (vec![crc16_slot(tag.as_bytes())], Some(keys.into()));
+        (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(2_000));
+    }));
+    until("keys move", || fleet.progress(1).keys_moved > 0);
+    // The mover pulls this key next.
+    let watched = &names[7];
+    assert_eq!(client.cmd(&format!("STRLEN {watched}")), "200");
+    for (line, reply) in [
+        (format!("WATCH {{t}}a {watched}"), "OK"),
+        ("MULTI".to_owned(), "OK"),
+        ("SET {t}a 1".to_owned(), "QUEUED"),
+        ("EXEC".to_owned(), "[OK]"),
+    ] {
+        assert_eq!(client.cmd(&line), reply, "{line}");
+    }
+    assert!(port.requests.lock().expect("lock").is_empty());
+    assert!(fleet.progress(1).end.is_none());
+    fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
 }

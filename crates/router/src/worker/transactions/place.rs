@@ -34,7 +34,7 @@ impl NotTogether {
     }
 }
 
-/// Returns the node for the queued commands of a client. `slot`: that of the first key.
+/// Returns the node for the queued commands of a client, whose watch is intact. `slot`: that of the first key.
 pub(super) fn node_of_exec(
     turn: &Turn,
     down: &Downstreams,
@@ -76,6 +76,7 @@ pub(super) fn node_of_exec(
 
 /// Requirements of a transaction with keys of several slots.
 struct Requirements {
+    /// Keys of its commands.
     keys: Vec<Arc<[u8]>>,
     /// Slots that must be at its node with all their keys.
     slots: BTreeSet<Slot>,
@@ -92,7 +93,9 @@ impl Requirements {
     }
 }
 
-/// Returns the node for commands with keys in several slots.
+/// Returns the node for commands with keys in several slots. The watched keys are at `watched_at`, because the watch is
+/// intact. By the map of the commands they may still be at the source of a leg that has committed them, so only keys of
+/// commands are checked. Otherwise EXEC would wait for the end of the leg.
 #[cold]
 fn node_of_several(
     turn: &Turn,
@@ -103,7 +106,7 @@ fn node_of_several(
     watched_at: Option<NodeId>,
 ) -> Result<NodeId, NotTogether> {
     let topology = &routing.topology;
-    let mut all = Requirements { keys: watched, slots: BTreeSet::new(), node: watched_at, is_impossible: false };
+    let mut all = Requirements { keys: Vec::new(), slots: BTreeSet::new(), node: watched_at, is_impossible: false };
     for request in queue {
         with_parsed_command(routing, request, |command, args| {
             let mut places = Vec::new();
@@ -122,12 +125,14 @@ fn node_of_several(
             all.keys.extend(names().map(Arc::from));
         });
     }
-    all.keys.sort_unstable();
-    all.keys.dedup();
     if let Some(slot) = all.slots.first() {
         all.require(topology.owner(*slot));
     }
     let Requirements { keys, slots, node, is_impossible } = all;
+    let (keys_of_commands, mut keys) = (keys, watched);
+    keys.extend(keys_of_commands.iter().cloned());
+    keys.sort_unstable();
+    keys.dedup();
     let text = || apart_text(routing, keys.iter().map(|key| &**key));
     let refused = |why: &str| NotTogether::new(&format!("{}. {why}", text()), None);
     if !routing.colocates() {
@@ -142,7 +147,7 @@ fn node_of_several(
     let Some(at) = node.or_else(|| keys.first().map(|key| topology.lives_at(key))) else {
         return Err(NotTogether::new(&text(), None));
     };
-    if keys.iter().all(|key| topology.lives_at(key) == at) {
+    if keys_of_commands.iter().all(|key| topology.lives_at(key) == at) {
         return Ok(at);
     }
     Err(match wanted_of_several(routing, keys.clone(), node) {
