@@ -31,6 +31,7 @@ use tracing::debug;
 
 use super::blocking::{unblock, wait_at_node};
 use super::checkout::{Acquired, acquire, push_exclusive};
+use super::colocate::end_colocation;
 use super::colocate::state::ColocateWait;
 use super::command::{Call, KeyedCommand};
 use super::context::Context;
@@ -574,6 +575,8 @@ impl ReissuedCommands {
                 }
             }
         }
+        // If its keys are separated again, the next wait for them has the whole timeout.
+        end_colocation(&mut cx.down, handle);
         self.query_blocked_state(cx, link);
     }
 

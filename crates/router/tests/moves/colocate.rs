@@ -9,6 +9,7 @@ use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 use switchyard_router::{ColocatePort, ColocateRequest, MoveEnd, Ports, UserRequest};
 
 use super::fleet::{Fleet, Server, until, with};
+use super::waiting::blocked;
 
 /// Collects requests.
 #[derive(Debug, Default)]
@@ -152,4 +153,29 @@ fn exec_does_not_wait_for_a_leg_that_has_committed_its_watched_keys() {
     fleet.router().steer_move(MoveId(1), UserRequest::MaxRate(None));
     fleet.router().steer_move(MoveId(1), UserRequest::Goal(Goal::Fast));
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+}
+
+#[test]
+fn each_separation_of_the_keys_of_a_blocked_command_starts_a_new_wait() {
+    let scene = Scene::new();
+    let other = scene.tag_of_other();
+    let Scene { fleet, port, home, away } = scene;
+    let all_blocked = || fleet.servers.iter().map(blocked).sum::<usize>();
+    let (mut client, mut pusher) = (fleet.client(), fleet.client());
+    client.post(&format!("BLPOP {{t}}a {other} 0"));
+    for round in 0..3 {
+        // The command is at the router now.
+        let request = port.next();
+        assert!(request.waited().is_zero(), "{:?} in round {round}", request.waited());
+        publish(&fleet, &other, home);
+        until("it waits at the node of its keys", || all_blocked() == 1);
+        request.done();
+        // All workers answer this after their earlier messages.
+        assert!(pusher.cmd("CLIENT LIST").contains("id="));
+        if round < 2 {
+            publish(&fleet, &other, away);
+        }
+    }
+    assert_eq!(pusher.cmd("RPUSH {t}a x"), "1");
+    assert_eq!(client.reply(), "[{t}a, x]");
 }

@@ -9,7 +9,7 @@ use switchyard_router::MoveEnd;
 use super::fleet::{Client, Fleet, Server, fill, until};
 
 /// Returns the number of blocked clients of a server.
-fn blocked(server: &Server) -> usize {
+pub(super) fn blocked(server: &Server) -> usize {
     let info = server.client().cmd("INFO clients");
     let number = info.split("blocked_clients:").nth(1).and_then(|rest| rest.split("\\r").next());
     number.and_then(|n| n.parse().ok()).expect("a number")
