@@ -7,7 +7,7 @@ use proptest::prelude::{any, prop, proptest};
 use switchyard_policy::colocate::{
     COLOCATE_MAX, ColocationRequest, ColocationStatus, Fleet, Open, Plan, RecentGroups, plan,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, crc16_slot};
+use switchyard_policy::topology::{MoveId, NodeId, OVERRIDES_MAX, Slot, Stage, Topology, Transit, crc16_slot};
 
 type Key = Arc<[u8]>;
 
@@ -341,7 +341,47 @@ fn groups_that_alternate_are_merged() {
     assert_eq!(nodes.len(), 1);
     // A client watches one of the keys elsewhere: the others follow.
     let watched = ColocationRequest::Several { keys: vec![key(&k[0]), key(&k[8])], at: Some(NodeId(2)) };
-    assert_eq!(targets_of(&plan_with(&now, &[watched], &[], &state)), [(2, 6)]);
+    assert_eq!(targets_of(&plan_with(&now, &[watched], &[], &state)), [(2, 1), (2, 5)]);
+}
+
+#[test]
+fn keys_that_come_along_are_bounded_and_no_part_of_required_moves() {
+    let (topology, k) = spread(6000);
+    // Two groups at the first node, each as large as a group may be.
+    let group = |from: usize| (from..from + 1024).map(|n| key(&k[3 * n]));
+    let mut state = FleetState::default();
+    state.recent.note(group(0), 0);
+    state.recent.note(group(900), 1);
+    let requested = [0, 2700, 1].map(|n: usize| key(&k[n]));
+    let wanted = ColocationRequest::Several { keys: requested.into(), at: Some(NodeId(1)) };
+    let plan = plan_with(&topology, std::slice::from_ref(&wanted), &[], &state);
+    let [required, along] = &plan.moves[..] else { panic!("two moves: {:?}", targets_of(&plan)) };
+    assert_eq!((required.keys.len(), required.wanted_by.len()), (2, 1));
+    assert_eq!((along.keys.len(), along.wanted_by.len()), (1024 - 3, 0));
+    assert_eq!(plan.groups[0].keys.iter().collect::<BTreeSet<_>>().len(), 1024);
+    // They take neither the last move that may be in progress, nor keys that a client is about to use.
+    let slots: Vec<[Slot; 1]> = (0..COLOCATE_MAX - 2).map(|n| [crc16_slot(k[2 + 3 * n].as_bytes())]).collect();
+    let open: Vec<Open<'_>> = slots
+        .iter()
+        .map(|slots| Open {
+            id: MoveId(1),
+            source: NodeId(0),
+            target: NodeId(1),
+            slots,
+            keys_only: true,
+            is_paused: false,
+            colocates: true,
+        })
+        .collect();
+    assert_eq!(targets_of(&plan_with(&topology, std::slice::from_ref(&wanted), &open, &state)), [(1, 2)]);
+    // Nor do they use the second half of the directory of placement overrides.
+    let others: Vec<Key> = (0..OVERRIDES_MAX / 2).map(|n| key(&format!("{{{}}}{n:05}", k[4]))).collect();
+    let full = topology.keys_handed_over(&[], &others, NodeId(2));
+    assert_eq!(targets_of(&plan_with(&full, std::slice::from_ref(&wanted), &[], &state)), [(1, 2)]);
+    let pinned = FleetState { pinned: (1..800).map(|n| crc16_slot(k[3 * n].as_bytes())).collect(), ..state };
+    let plan = plan_with(&topology, &[wanted], &[], &pinned);
+    let along: usize = plan.moves[1..].iter().map(|m| m.keys.len()).sum();
+    assert!(along < 1024 - 3 && plan.moves[0].keys.len() == 2, "{:?}", targets_of(&plan));
 }
 
 proptest! {

@@ -338,14 +338,16 @@ impl Colocator {
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
         let mut begun: BTreeSet<usize> = BTreeSet::new();
+        let mut checked: BTreeSet<Pair> = BTreeSet::new();
         for colocation in plan.moves {
             let between = (colocation.source, colocation.target);
-            let outcome = match self.checks.remove(&between) {
-                Some(Check::Done(_, outcome)) => outcome,
-                Some(Check::Running(thread)) => {
-                    self.checks.insert(between, Check::Running(thread));
-                    continue;
+            let outcome = match self.checks.get(&between) {
+                // Also for a second move between these nodes.
+                Some(Check::Done(_, outcome)) => {
+                    checked.insert(between);
+                    outcome.clone()
                 }
+                Some(Check::Running(_)) => continue,
                 None => match self.begin_check(between) {
                     Ok(thread) => {
                         self.checks.insert(between, Check::Running(thread));
@@ -383,8 +385,12 @@ impl Colocator {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     known.insert(MoveId(id));
+                    let why = match colocation.wanted_by.is_empty() {
+                        false => "needs them together with others",
+                        true => "recently needed them together with keys that move there",
+                    };
                     info!(
-                        "move {id} brings {} to {}: {commands} needs them together with others",
+                        "move {id} brings {} to {}: {commands} {why}",
                         counted(count, "key"),
                         moves.name(colocation.target)
                     );
@@ -397,6 +403,7 @@ impl Colocator {
                 }
             }
         }
+        self.checks.retain(|between, _| !checked.contains(between));
         let now = Instant::now();
         let now_ms = now.saturating_duration_since(self.began).as_millis() as u64;
         for group in plan.groups {

@@ -17,7 +17,7 @@ mod target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{MoveId, NodeId, Placement, Slot, Stage, Topology};
+use crate::topology::{MoveId, NodeId, OVERRIDES_MAX, Placement, Slot, Stage, Topology};
 pub use recent::RecentGroups;
 use target::{Target, targets};
 
@@ -30,6 +30,10 @@ pub const REQUEST_KEYS_MAX: usize = 1024;
 
 /// Maximum total length of the names of these keys, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+/// Number of placement overrides above which no key comes along that needs a new one. The other half of the directory is
+/// left for requests.
+const ALONG_OVERRIDES_MAX: usize = OVERRIDES_MAX / 2;
 
 /// Keys that a command needs at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -123,10 +127,9 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Whether further moves between these nodes wait for the end of others.
-    fn is_full(&self, between: (NodeId, NodeId)) -> bool {
-        let running = self.open.iter().filter(|open| open.colocates && (open.source, open.target) == between);
-        running.count() >= COLOCATE_MAX
+    /// Number of colocation moves in progress between these nodes.
+    fn running(&self, between: (NodeId, NodeId)) -> usize {
+        self.open.iter().filter(|open| open.colocates && (open.source, open.target) == between).count()
     }
 }
 
@@ -150,10 +153,16 @@ pub struct Colocation {
     pub source: NodeId,
     /// Node that receives the keys.
     pub target: NodeId,
-    /// The keys, each with the index of the first request for it.
+    /// The keys, each with the index of the first request for it, or of the request that it comes along with.
     pub keys: BTreeMap<Arc<[u8]>, usize>,
-    /// Indexes of all requests for any of the keys.
+    /// Indexes of all requests for any of the keys. Empty if they come along: then no request needs the move.
     pub wanted_by: BTreeSet<usize>,
+}
+
+impl Colocation {
+    fn empty((source, target): (NodeId, NodeId)) -> Self {
+        Self { source, target, keys: BTreeMap::new(), wanted_by: BTreeSet::new() }
+    }
 }
 
 /// Result of [`plan`].
@@ -161,7 +170,8 @@ pub struct Colocation {
 pub struct Plan {
     /// State of each request, in the order of the requests.
     pub standings: Vec<ColocationStatus>,
-    /// Moves to start. Their slots are disjoint from each other and from open moves.
+    /// Moves to start, those of keys that come along last. Their slots are disjoint from each other and from open
+    /// moves.
     pub moves: Vec<Colocation>,
     /// Groups whose keys are together after these moves.
     pub groups: Vec<Group>,
@@ -206,7 +216,9 @@ pub fn plan(fleet: &Fleet<'_>, wanted: &[&ColocationRequest]) -> Plan {
     let mut draft = Draft {
         fleet,
         moves: BTreeMap::new(),
+        along: BTreeMap::new(),
         between: BTreeMap::new(),
+        between_along: BTreeMap::new(),
         stays: BTreeSet::new(),
         reserved: BTreeSet::new(),
     };
@@ -231,15 +243,19 @@ pub fn plan(fleet: &Fleet<'_>, wanted: &[&ColocationRequest]) -> Plan {
         let keys = own.chain(draft.take_along(places[0], target)).collect();
         groups.push(Group { wanted_by: places, keys });
     }
-    Plan { standings, moves: draft.moves.into_values().collect(), groups }
+    Plan { standings, moves: draft.moves.into_values().chain(draft.along.into_values()).collect(), groups }
 }
 
 /// A plan in preparation.
 struct Draft<'a> {
     fleet: &'a Fleet<'a>,
     moves: BTreeMap<(NodeId, NodeId), Colocation>,
-    /// Source and target of the keys of each slot.
+    /// Moves of keys that come along. Separate, so that requests neither wait for these keys nor fail because of them.
+    along: BTreeMap<(NodeId, NodeId), Colocation>,
+    /// Source and target of the keys of each slot in `moves`.
     between: BTreeMap<Slot, (NodeId, NodeId)>,
+    /// The same for `along`.
+    between_along: BTreeMap<Slot, (NodeId, NodeId)>,
     /// Slots whose keys at this node stay there, because earlier requests need some of them there. Requests with common
     /// keys and different targets, as after WATCH, would otherwise exchange their keys.
     stays: BTreeSet<(Slot, NodeId)>,
@@ -286,7 +302,7 @@ impl Draft<'_> {
                 || self.reserved.contains(&slot)
                 || self.stays.contains(&(slot, at))
                 || self.fleet.pinned.contains(&slot)
-                || self.fleet.is_full((at, target));
+                || self.fleet.running((at, target)) >= COLOCATE_MAX;
             parted.push((key, slot, at));
         }
         if waits {
@@ -317,20 +333,14 @@ impl Draft<'_> {
         if *self.between.entry(slot).or_insert(between) != between {
             return false;
         }
-        let (source, target) = between;
-        let colocation = self.moves.entry(between).or_insert_with(|| Colocation {
-            source,
-            target,
-            keys: BTreeMap::new(),
-            wanted_by: BTreeSet::new(),
-        });
+        let colocation = self.moves.entry(between).or_insert_with(|| Colocation::empty(between));
         colocation.keys.entry(Arc::clone(key)).or_insert(place);
         colocation.wanted_by.insert(place);
         true
     }
 
     /// Adds moves of keys that were together with the keys of a group, as far as these are free. Returns the keys that
-    /// will be at its target.
+    /// will be at its target. Must be called after the last [`add`](Self::add).
     fn take_along(&mut self, place: usize, target: &Target) -> Vec<Arc<[u8]>> {
         let topology = self.fleet.topology;
         let mut arriving = Vec::new();
@@ -338,18 +348,35 @@ impl Draft<'_> {
             let slot = topology.slot_of(key);
             let at = topology.lives_at_in_slot(slot, key);
             let between = (at, target.node);
-            let is_free = || {
-                !self.fleet.away.contains(&at)
-                    && self.fleet.busy(slot).is_none()
-                    && !self.fleet.pinned.contains(&slot)
-                    && !self.reserved.contains(&slot)
-                    && (self.moves.contains_key(&between) || !self.fleet.is_full(between))
-            };
-            if at == target.node || is_free() && self.move_key(place, key, slot, between) {
-                arriving.push(Arc::clone(key));
+            if at != target.node {
+                if !self.may_come_along(key, slot, between) {
+                    continue;
+                }
+                self.between_along.insert(slot, between);
+                let colocation = self.along.entry(between).or_insert_with(|| Colocation::empty(between));
+                colocation.keys.insert(Arc::clone(key), place);
             }
+            arriving.push(Arc::clone(key));
         }
         arriving
+    }
+
+    /// Whether a key may move between these nodes although no request needs it.
+    fn may_come_along(&self, key: &[u8], slot: Slot, between: (NodeId, NodeId)) -> bool {
+        let (fleet, topology) = (self.fleet, self.fleet.topology);
+        let is_new = topology.placement_override(key).is_none();
+        let is_elsewhere = self.between_along.get(&slot).is_some_and(|other| *other != between);
+        // One of the moves is left for requests.
+        let planned = || fleet.running(between) + usize::from(self.moves.contains_key(&between));
+        !is_elsewhere
+            && !fleet.away.contains(&between.0)
+            && !fleet.pinned.contains(&slot)
+            && !self.reserved.contains(&slot)
+            && !self.stays.contains(&(slot, between.0))
+            && !self.between.contains_key(&slot)
+            && fleet.busy(slot).is_none()
+            && !(is_new && topology.override_count() >= ALONG_OVERRIDES_MAX)
+            && (self.along.contains_key(&between) || planned() + 1 < COLOCATE_MAX)
     }
 }
 

@@ -15,7 +15,7 @@ const KEPT_MS: u64 = 60_000;
 const KEYS_MAX: usize = 65_536;
 
 /// Maximum number of keys of a group. When one of them moves, the others move along.
-const GROUP_KEYS_MAX: usize = 1024;
+pub(super) const GROUP_KEYS_MAX: usize = 1024;
 
 /// Maximum length of a remembered name, in bytes. It bounds the memory.
 const NAME_BYTES_MAX: usize = 1024;

@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::recent::GROUP_KEYS_MAX;
 use super::{Fleet, Request};
 use crate::topology::NodeId;
 
@@ -22,6 +23,7 @@ use crate::topology::NodeId;
 pub(super) struct Target {
     pub(super) node: NodeId,
     /// Keys that were recently together with keys of the group, and are at the target, or come along because these move.
+    /// With the requested keys they are at most [`GROUP_KEYS_MAX`]: a group remembers no more.
     pub(super) along: BTreeSet<Arc<[u8]>>,
 }
 
@@ -108,5 +110,6 @@ fn target(fleet: &Fleet<'_>, keys: &BTreeSet<&Arc<[u8]>>, required: Option<NodeI
         let moves = group.iter().any(|key| keys.contains(&key) && !is_there(key));
         group.iter().filter(move |key| !keys.contains(key) && (moves || is_there(key)))
     });
-    Some(Target { node, along: along.cloned().collect() })
+    let room = GROUP_KEYS_MAX.saturating_sub(keys.len());
+    Some(Target { node, along: along.take(room).cloned().collect() })
 }
