@@ -279,17 +279,18 @@ impl Operator {
             Some("load") => return self.balance_by_load(how, request.dry_run),
             Some(other) => return Err(invalid(format!("by: {other:?} is neither slots nor load"))),
         }
-        let topology = self.moves.topology_now()?;
-        let _pause = self.check_no_open_moves("the slots are balanced")?;
+        let (_pause, topology) = self.check_no_open_moves("the slots are balanced")?;
         self.share(&topology, how, request.dry_run)
     }
 
-    /// Fails if moves are in progress. Moves for commands are awaited instead, and none starts during the pause.
-    fn check_no_open_moves(&self, before: &str) -> Result<ColocationPause<'_>, OperationError> {
+    /// Fails if moves are in progress. Moves for commands are awaited instead, and none starts during the pause. Returns
+    /// the map with the results of all these moves: an older map would lack keys that they have brought to a node.
+    fn check_no_open_moves(&self, before: &str) -> Result<(ColocationPause<'_>, Arc<Topology>), OperationError> {
         let pause = self.moves.pause_colocations();
         let open: Vec<String> = self.moves.open_ids().iter().map(|id| id.0.to_string()).collect();
         if open.is_empty() {
-            return Ok(pause);
+            // Read last: the result of a move is published before the move is closed.
+            return Ok((pause, self.moves.topology_now()?));
         }
         Err(conflict(format!(
             "moves are in progress ({}): let them end before {before} (`switchyard moves watch`), or end them with `switchyard moves abort ID`",

@@ -19,9 +19,8 @@ impl Operator {
     pub(super) fn drain_node(&self, request: &NodeRequest) -> Result<PlanReport, OperationError> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
-        let topology = self.moves.topology_now()?;
-        let node = node_named(&topology, &request.address)?;
-        let _pause = self.check_no_open_moves("a node is drained")?;
+        let node = node_named(&*self.moves.topology_now()?, &request.address)?;
+        let (_pause, topology) = self.check_no_open_moves("a node is drained")?;
         // Regardless of the result of the moves, the node gets no slots until an operator undrains it.
         let mut weights = self.weights(&topology);
         weights.insert(node, 0);
@@ -145,8 +144,7 @@ impl Operator {
 
     pub(super) fn remove_node(&self, request: &NodeRequest) -> Result<PlanReport, OperationError> {
         let _one = self.plan();
-        let topology = self.moves.topology_now()?;
-        let node = node_named(&topology, &request.address)?;
+        let node = node_named(&*self.moves.topology_now()?, &request.address)?;
         let _pause = self.moves.pause_colocations();
         if let Some(id) = self.moves.involving(node) {
             return Err(conflict(format!(
@@ -154,6 +152,8 @@ impl Operator {
                 request.address, id.0
             )));
         }
+        // Read last: the result of a move is published before the move is closed.
+        let topology = self.moves.topology_now()?;
         let (slots, overrides) = (topology.slots_of(node), topology.overrides_at(node));
         if (slots > 0 || overrides > 0)
             && let Some(way) = self.unreachable_remedy(node)

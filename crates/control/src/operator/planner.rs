@@ -288,8 +288,7 @@ impl Operator {
 
     /// Balances nodes by load, regardless of the planner's mode.
     pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, OperationError> {
-        let topology = self.moves.topology_now()?;
-        let _pause = self.check_no_open_moves("the load is balanced")?;
+        let (_pause, topology) = self.check_no_open_moves("the load is balanced")?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;

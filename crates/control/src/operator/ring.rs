@@ -111,19 +111,22 @@ impl Operator {
     fn follow_now(&self) -> Result<(), OperationError> {
         let how = self.moves.how(&MoveOptionsRequest::default())?;
         let _one = self.plan();
-        let topology = self.moves.topology_now()?;
         let (listed, read) = {
             let inner = self.ring.inner();
             (inner.listed.clone(), inner.read)
         };
+        // A pause delays commands.
+        let has_ring = self.moves.topology_now()?.placement().continuum().is_some();
+        let _pause = has_ring.then(|| self.moves.pause_colocations());
+        if let Some(id) = self.moves.open_ids().first().filter(|_| has_ring) {
+            return Err(conflict(format!("move {} has not ended (`switchyard moves`)", id.0)));
+        }
+        // Read last: the result of a move is published before the move is closed.
+        let topology = self.moves.topology_now()?;
         let Some(ring) = topology.placement().continuum() else {
             self.ring.inner().followed = read;
             return Ok(());
         };
-        let _pause = self.moves.pause_colocations();
-        if let Some(id) = self.moves.open_ids().first() {
-            return Err(conflict(format!("move {} has not ended (`switchyard moves`)", id.0)));
-        }
         // Without a listed server, keys of a removed server would go to too few others.
         if let Some(name) = listed.iter().find(|name| topology.nodes().all(|node| node.name != **name)) {
             return Err(conflict(format!("{name} is listed, and has not joined")));
@@ -142,17 +145,13 @@ impl Operator {
     /// Removes a node that is no longer in the file, if it owns nothing.
     fn release(&self, name: &str) -> Result<(), OperationError> {
         let _one = self.plan();
-        let topology = self.moves.topology_now()?;
-        let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
-        match node {
-            Some(id)
-                if topology.slots_of(id) > 0 || topology.overrides_at(id) > 0 || self.moves.involving(id).is_some() =>
-            {
-                return Ok(());
-            }
+        // A pause delays commands, so it begins only if the node seems to be unused.
+        let _pause = (self.is_unused(name)? == Some(true)).then(|| self.moves.pause_colocations());
+        match self.is_unused(name)? {
+            Some(false) => return Ok(()),
             // A reload in the meantime may list it again.
-            Some(_) if !self.ring.is_leaving(name) => return Ok(()),
-            Some(_) => {
+            Some(true) if !self.ring.is_leaving(name) => return Ok(()),
+            Some(true) => {
                 self.list.change(MemberChange::Remove(name.to_owned())).map_err(OperationError::Failed)?;
                 self.drained.set(&self.store, name, false).map_err(OperationError::Failed)?;
                 info!("node {name} is no longer in the list of servers, has no keys left, and was removed");
@@ -161,6 +160,16 @@ impl Operator {
         }
         self.ring.inner().leaving.remove(name);
         Ok(())
+    }
+
+    /// Whether the node of this name has nothing and takes part in no move; `None` if there is no such node.
+    fn is_unused(&self, name: &str) -> Result<Option<bool>, OperationError> {
+        let id_in = |topology: &Topology| topology.nodes().find(|node| node.name == name).map(|node| node.id);
+        let Some(id) = id_in(&*self.moves.topology_now()?) else { return Ok(None) };
+        let is_moving = self.moves.involving(id).is_some();
+        // Read last: the result of a move is published before the move is closed.
+        let topology = self.moves.topology_now()?;
+        Ok(Some(!is_moving && topology.slots_of(id) == 0 && topology.overrides_at(id) == 0))
     }
 
     /// Moves every node's share to it, by a ring of all nodes that may get keys.

@@ -441,3 +441,37 @@ fn a_drained_node_keeps_no_keys_of_other_slots() {
     assert_eq!(json(scene.router(), "nodes list")["nodes"].as_array().map(Vec::len), Some(2));
     assert_eq!(client.cmd("DBSIZE"), int(90));
 }
+
+/// Keys are on their way to a node when an operator drains it.
+#[test]
+fn a_drain_includes_keys_that_a_command_brings_to_the_node() {
+    const KEYS: usize = 200;
+    let Some(scene) = Scene::with("[moves]\ncolocate-timeout = \"60s\"\nmax-rate = \"50kb\"\n") else { return };
+    let mut client = scene.site.client();
+    let names: Vec<String> = (0..KEYS).map(|n| scene.line(&format!("%b{n}"))).collect();
+    for name in &names {
+        assert_eq!(client.call(&["SET", name, &"x".repeat(1000)]), ok());
+    }
+    for line in ["WATCH %a", "MULTI"] {
+        assert_eq!(client.cmd(&scene.line(line)), ok());
+    }
+    assert_eq!(client.cmd(&format!("EXISTS {}", names.join(" "))), simple("QUEUED"));
+    client.post("EXEC");
+    let to = eventually("keys come to the watched key", || {
+        let report = report(scene.router());
+        let brings = |m: &&serde_json::Value| m["home_for"].is_array() && m["keys_moved"].as_u64() > Some(0);
+        let all = ["moves", "ended"].map(|list| report[list].as_array().cloned().unwrap_or_default()).concat();
+        all.iter().find(brings).map(|m| m["to"].as_str().expect("a node").to_owned())
+    });
+    assert_eq!(to, scene.site.nodes()[0].address().to_string());
+    // On a busy machine, the move may take longer than the drain waits for it.
+    eventually("the node is drained", || {
+        run_cli(scene.router(), &format!("nodes drain {to} --wait --goal fast --max-rate 1gb")).code == 0
+    });
+    assert_eq!(overrides(scene.router()), [0; 3]);
+    assert_eq!(run_cli(scene.router(), &format!("nodes remove {to}")).code, 0);
+    // The drain may have moved the watched key before EXEC was sent.
+    let reply = client.reply();
+    assert!(reply == Value::Nil || reply.items() == [int(KEYS as i64)], "{reply:?}");
+    assert_eq!(scene.site.client().cmd("DBSIZE"), int(KEYS as i64));
+}
