@@ -8,6 +8,7 @@
 //! loop, and a hanging worker must be visible from outside.
 
 mod autoscale;
+mod colocation;
 mod guard;
 mod hot_copies;
 mod listener;
@@ -32,6 +33,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest};
+pub use colocation::{
+    ColocatedKeyReport, ColocationRefusalReport, ColocationReport, ColocationWaitReport, KeyGroupReport,
+};
 pub use hot_copies::{HotCopiesOrder, HotCopiesReport, HotCopiesRequest, HotCopiesResult};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{

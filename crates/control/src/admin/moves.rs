@@ -22,6 +22,11 @@ pub enum Operation {
     Misplaced,
     /// Locate keys.
     Where(Vec<Vec<u8>>),
+    /// Return the keys that commands have brought together.
+    Colocation {
+        /// Whether the client may read names of keys.
+        named: bool,
+    },
     /// List the most used keys of each node.
     HotKeys {
         /// Maximum number of keys per node.
@@ -98,6 +103,7 @@ impl Operation {
             | Self::Slots
             | Self::Misplaced
             | Self::Where(_)
+            | Self::Colocation { .. }
             | Self::HotKeys { .. }
             | Self::Load
             | Self::HotCopies => false,

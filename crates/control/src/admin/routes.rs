@@ -36,6 +36,7 @@ const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
 const TOKEN: &str = "/api/v1/token";
 const WHERE: &str = "/api/v1/where";
+const COLOCATION: &str = "/api/v1/colocation";
 const HOT_KEYS: &str = "/api/v1/hotkeys";
 const LOAD: &str = "/api/v1/load";
 const PLAN: &str = "/api/v1/plan";
@@ -52,7 +53,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, purpose and handler of each route.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 34] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 35] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics in the text format of Prometheus", get(metrics_page)),
@@ -81,6 +82,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 34] {
             get(misplaced),
         ),
         (WHERE, "locations of keys: ?key=NAME, repeatable; as JSON", get(locate_keys)),
+        (
+            COLOCATION,
+            "keys that commands have brought together, their groups and moves, and refused commands; with names if the request carries the token; as JSON",
+            get(colocation),
+        ),
         (
             HOT_KEYS,
             "the most used keys of each node: ?count=10; with names if the request carries the token; as JSON",
@@ -296,6 +302,14 @@ fn status_of(refused: &OperationError) -> StatusCode {
 
 async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
     operate("/api/v1/slots", source, from, Operation::Slots).await
+}
+
+async fn colocation(
+    State(source): State<Shared>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
+    from: From,
+) -> Result<Response, Response> {
+    operate(COLOCATION, source, from, Operation::Colocation { named }).await
 }
 
 async fn hot_keys(

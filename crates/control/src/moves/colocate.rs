@@ -22,8 +22,11 @@ use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
 use tracing::info;
 
 use super::Moves;
+use super::colocation_report::{ColocatorState, GroupState, Refusals};
 use super::queue::Planned;
-use crate::admin::{MoveOptionsRequest, OperationError, ReturnedKeysReport, conflict};
+use crate::admin::{
+    ColocationReport, ColocationWaitReport, MoveOptionsRequest, OperationError, ReturnedKeysReport, conflict,
+};
 
 /// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
 const HEALTH: Duration = Duration::from_millis(250);
@@ -55,6 +58,8 @@ pub(super) enum ColocationEvent {
     Stopped { keys: Arc<[Key]>, why: String },
     /// Result of checking both nodes: whether keys may move from the first to the second.
     Checked { between: Pair, outcome: Result<(), OperationError> },
+    /// An operator queries the state of the thread.
+    Report(mpsc::SyncSender<ColocatorState>),
 }
 
 /// Source and target.
@@ -124,6 +129,19 @@ impl Colocations {
                 tally.remembered.insert(Arc::clone(key), (now, Arc::clone(&commands)));
             }
         }
+    }
+
+    /// Returns the keys that were brought to others within [`WARN_PERIOD`], with the times of their moves and the
+    /// commands, the latest first.
+    pub(super) fn latest(&self) -> Vec<(Instant, Key, Arc<str>)> {
+        let tally = self.tally();
+        let is_new = |since: &Instant| since.elapsed() < WARN_PERIOD;
+        let remembered = tally.remembered.iter().filter(|(_, (since, _))| is_new(since));
+        let mut latest: Vec<_> =
+            remembered.map(|(key, (since, commands))| (*since, Arc::clone(key), Arc::clone(commands))).collect();
+        drop(tally);
+        latest.sort_by(|(one, ..), (other, ..)| other.cmp(one));
+        latest
     }
 
     /// Number of moved keys, by command.
@@ -213,8 +231,11 @@ struct Pin {
     wait: Weak<()>,
 }
 
-fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
-    waiting.into_iter().for_each(|w| w.request.refuse(why));
+fn refuse(refusals: &mut Refusals, waiting: impl IntoIterator<Item = Waiting>, why: &str) {
+    for w in waiting {
+        refusals.note(&w.request, why);
+        w.request.refuse(why);
+    }
 }
 
 /// Starts the thread, which ends when the router stops.
@@ -227,6 +248,7 @@ pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
         waiting: Vec::new(),
         pins: Vec::new(),
         recent: RecentGroups::default(),
+        refusals: Refusals::default(),
         checks: BTreeMap::new(),
     };
     moves.running.threads().spawn("colocate", move || colocator.run(&told))?;
@@ -241,6 +263,7 @@ struct Colocator {
     waiting: Vec<Waiting>,
     pins: Vec<Pin>,
     recent: RecentGroups,
+    refusals: Refusals,
     checks: BTreeMap<Pair, Check>,
 }
 
@@ -264,16 +287,24 @@ impl Colocator {
                             .topology()
                             .map(|topology| topology.placement().clone())
                             .unwrap_or_default();
-                        refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys)), &why);
+                        let waiting = self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys));
+                        refuse(&mut self.refusals, waiting, &why);
                     }
                     ColocationEvent::Checked { between, outcome } => {
                         self.checks.insert(between, Check::Done(Instant::now(), outcome));
                     }
+                    // Sending fails if the operator waits no more.
+                    ColocationEvent::Report(reply) => drop(reply.try_send(self.state())),
                 }
             }
             let now = Instant::now();
             // Their workers have already replied to the clients, or have sent the commands.
-            self.waiting.extract_if(.., |w| w.is_over(now)).for_each(|w| w.request.done());
+            for w in self.waiting.extract_if(.., |w| w.is_over(now)) {
+                if w.request.wait().strong_count() > 0 {
+                    self.refusals.note(&w.request, "the time is over (moves.colocate-timeout)");
+                }
+                w.request.done();
+            }
             self.pins.retain(|pin| now < pin.until && pin.wait.strong_count() > 0);
             self.checks.retain(|_, check| match check {
                 // The thread has delivered its result, or has panicked.
@@ -284,6 +315,30 @@ impl Colocator {
                 self.start_colocations();
             }
         }
+    }
+
+    /// State for the report.
+    fn state(&self) -> ColocatorState {
+        let now_ms = self.now_ms();
+        let group = |(at_ms, keys): (u64, &BTreeSet<Key>)| {
+            GroupState::new(Duration::from_millis(now_ms.saturating_sub(at_ms)), keys)
+        };
+        let waiting = |w: &Waiting| ColocationWaitReport {
+            command: w.request.command().to_owned(),
+            keys: w.request.wanted().key_count().map(|keys| keys as u64),
+            seconds: w.since.elapsed().as_secs(),
+        };
+        let listed = ColocationReport::LISTED_MAX;
+        ColocatorState {
+            groups: (self.recent.latest().take(listed).map(group).collect(), self.recent.latest().count()),
+            waiting: (self.waiting.iter().take(listed).map(waiting).collect(), self.waiting.len()),
+            refusals: self.refusals.clone(),
+        }
+    }
+
+    /// Time of `recent`.
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
     }
 
     /// Adds a client. If it has found its keys apart again, it keeps its place, and its keys are not pinned any more.
@@ -304,7 +359,7 @@ impl Colocator {
         }
         let mut topology = match moves.topology_now() {
             Ok(topology) => topology,
-            Err(refused) => return refuse(self.waiting.drain(..), refused.text()),
+            Err(refused) => return refuse(&mut self.refusals, self.waiting.drain(..), refused.text()),
         };
         let away = self.nodes_away();
         let nodes_away: BTreeSet<NodeId> = away.keys().copied().collect();
@@ -404,8 +459,7 @@ impl Colocator {
             }
         }
         self.checks.retain(|between, _| !checked.contains(between));
-        let now = Instant::now();
-        let now_ms = now.saturating_duration_since(self.began).as_millis() as u64;
+        let (now, now_ms) = (Instant::now(), self.now_ms());
         for group in plan.groups {
             if group.wanted_by.iter().any(|place| begun.contains(place)) {
                 self.recent.note(group.keys, now_ms);
@@ -413,7 +467,7 @@ impl Colocator {
         }
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
-                (Some(why), _) => w.request.refuse(&why),
+                (Some(why), _) => refuse(&mut self.refusals, [w], &why),
                 (None, ColocationStatus::Together) => {
                     let slots = w.request.wanted().slots(topology.placement());
                     self.pins.push(Pin { slots, until: now + PIN, wait: w.request.wait().clone() });
@@ -421,13 +475,13 @@ impl Colocator {
                 }
                 (None, ColocationStatus::Wait) => self.waiting.push(w),
                 (None, ColocationStatus::Paused(MoveId(id))) => {
-                    w.request.refuse(&format!(
-                        "a slot of them is part of move {id}, which is paused (switchyard moves resume {id})"
-                    ));
+                    let why =
+                        format!("a slot of them is part of move {id}, which is paused (switchyard moves resume {id})");
+                    refuse(&mut self.refusals, [w], &why);
                 }
                 (None, ColocationStatus::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();
-                    w.request.refuse(&format!("{} cannot be used: {why}", moves.name(node)));
+                    refuse(&mut self.refusals, [w], &format!("{} cannot be used: {why}", moves.name(node)));
                 }
             }
         }
@@ -499,5 +553,8 @@ mod tests {
         assert_eq!(home.warning(&keys[2..]), None);
         let report = |command: &str, keys| ReturnedKeysReport { command: command.to_owned(), keys };
         assert_eq!(home.report(), [report("EVAL", 1), report("RENAME", 1)]);
+        let latest: Vec<(Key, String)> =
+            home.latest().into_iter().map(|(_, key, commands)| (key, commands.to_string())).collect();
+        assert_eq!(latest, [(keys[1].clone(), "EVAL, RENAME".to_owned()), (keys[0].clone(), "RENAME".to_owned())]);
     }
 }

@@ -7,6 +7,7 @@
 mod aborting;
 mod accept;
 mod colocate;
+mod colocation_report;
 mod copies;
 mod ejecting;
 mod ended;

@@ -130,6 +130,7 @@ impl Operator {
                 | Operation::Slots
                 | Operation::Misplaced
                 | Operation::Where(_)
+                | Operation::Colocation { .. }
                 | Operation::HotKeys { .. }
                 | Operation::Load
                 | Operation::HotCopies
@@ -161,6 +162,7 @@ impl Operator {
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
             Operation::Misplaced => return json(&self.misplaced()?),
             Operation::Where(keys) => return json(&location_report(&*self.moves.topology_now()?, &keys)),
+            Operation::Colocation { named } => return json(&self.moves.colocation_report(named)?),
             Operation::HotKeys { keys, named } => return json(&self.hot_keys(keys, named)?),
             Operation::Load => return json(&self.load()?),
             Operation::HotCopies => return json(&self.hot_copies()?),
@@ -329,6 +331,7 @@ pub(crate) fn describe(operation: &Operation) -> String {
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
         Operation::Misplaced => "keys that the slot map looks for elsewhere".to_owned(),
+        Operation::Colocation { .. } => "keys that commands have brought together".to_owned(),
         Operation::HotKeys { .. } => "keys that are used most".to_owned(),
         Operation::Load => "the load of nodes and slots".to_owned(),
         Operation::HotCopies => "hot copies".to_owned(),

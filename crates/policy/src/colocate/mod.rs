@@ -61,6 +61,15 @@ impl ColocationRequest {
         }
     }
 
+    /// Number of named keys; `None`: all keys of a slot.
+    #[must_use]
+    pub fn key_count(&self) -> Option<usize> {
+        match self {
+            Self::Keys(keys) | Self::Several { keys, .. } => Some(keys.len()),
+            Self::Slot(_) => None,
+        }
+    }
+
     /// Whether the request includes one of `keys`, which must be sorted.
     #[must_use]
     pub fn concerns(&self, placement: &Placement, keys: &[Arc<[u8]>]) -> bool {

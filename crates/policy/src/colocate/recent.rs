@@ -67,6 +67,11 @@ impl RecentGroups {
         }
     }
 
+    /// Groups with the times of their last moves, the latest first.
+    pub fn latest(&self) -> impl Iterator<Item = (u64, &BTreeSet<Arc<[u8]>>)> {
+        self.groups.values().rev().filter(|(_, keys)| !keys.is_empty()).map(|(at_ms, keys)| (*at_ms, keys))
+    }
+
     /// Returns the group of a key, with its number.
     pub(super) fn of(&self, key: &[u8]) -> Option<(u64, &Group)> {
         let number = self.of.get(key)?;
@@ -94,6 +99,7 @@ mod tests {
         recent.note(keys(&["c", "d"]), 10);
         assert_eq!(of(&recent, "a"), Some(vec!["a".to_owned(), "b".to_owned()]));
         assert_eq!(of(&recent, "c"), Some(vec!["c".to_owned(), "d".to_owned()]));
+        assert_eq!(recent.latest().map(|(at_ms, group)| (at_ms, group.len())).collect::<Vec<_>>(), [(10, 2), (0, 2)]);
         recent.note(keys(&["e"]), KEPT_MS + 5);
         assert_eq!((of(&recent, "a"), of(&recent, "d").map(|group| group.len())), (None, Some(2)));
     }

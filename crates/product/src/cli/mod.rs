@@ -6,6 +6,7 @@ mod balance;
 mod bench;
 mod capacity;
 mod check_config;
+mod colocation;
 mod demo;
 mod doctor;
 mod flags;
@@ -76,6 +77,7 @@ enum Command {
     Nodes(nodes::Arguments),
     Slots(map::SlotsArguments),
     Where(map::WhereArguments),
+    Colocation(colocation::Arguments),
     #[command(name = "hotkeys")]
     HotKeys(hot_keys::Arguments),
     HotCopies(hot_copies::Arguments),
@@ -170,6 +172,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Nodes(arguments) => nodes::run(&arguments),
         Command::Slots(arguments) => map::slots(&arguments),
         Command::Where(arguments) => map::whereabouts(&arguments),
+        Command::Colocation(arguments) => colocation::run(&arguments),
         Command::HotKeys(arguments) => hot_keys::run(&arguments),
         Command::HotCopies(arguments) => hot_copies::run(&arguments),
         Command::Move(arguments) => move_slots::run(&arguments),

@@ -208,6 +208,16 @@ fn clients_learn_why_keys_of_several_slots_stay_apart() {
     // Keys at the other nodes come together all the same.
     let line = scene.line("RENAME %a %c");
     assert_eq!((scene.site.client().cmd(&line), scene.site.client().cmd(&scene.line("GET %c"))), (ok(), bulk("1")));
+    scene.wait_until_at_rest();
+    let report = json(scene.router(), "colocation");
+    assert_eq!((report["brought"].as_u64(), report["groups"][0]["keys"].as_u64()), (Some(1), Some(2)), "{report}");
+    assert_eq!(report["keys"][0]["key"].as_str(), Some(&*scene.line("%c")), "{report}");
+    assert_eq!(report["moves"][0]["home_for"][0]["command"].as_str(), Some("RENAME"), "{report}");
+    let refusal = &report["refusals"][0];
+    assert_eq!((refusal["command"].as_str(), refusal["keys"].as_u64()), (Some("RENAME"), Some(2)), "{report}");
+    assert!(refusal["reason"].as_str().is_some_and(|why| why.contains("cannot be used")), "{report}");
+    let (status, text) = crate::support::http::get(scene.router().admin(), "/api/v1/colocation");
+    assert!(status == 200 && !text.contains(&scene.line("%c")), "names without the token: {text}");
 }
 
 /// A client waits for keys of several nodes, and commands of other clients take these keys along.
