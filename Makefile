@@ -37,7 +37,7 @@ test: ## every test: units, properties, and end to end against real servers and 
 .PHONY: planted
 planted: ## plants bugs in moves, hot copies, planner and autoscaler, one at a time: the tests must find each
 	@scripts/install-deps.sh build
-	$(CARGO) test --locked -p switchyard-sim -p switchyard-policy --features planted-bugs,research --test planted --test planner --test fleet planted -- --nocapture
+	$(CARGO) test --locked -p switchyard-sim -p switchyard-policy --features planted-bugs,research --test planted --test planner --test fleet --test switchkv planted -- --nocapture
 
 .PHONY: test-large
 test-large: ## tests with values of 512 MB, which need 2 GB of memory

@@ -13,7 +13,7 @@ use switchyard_lab::reproduce::bloom::{self, Scale};
 use switchyard_lab::reproduce::netmigrate::{self, Figures, Load};
 use switchyard_lab::reproduce::ways::WAYS;
 use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
-use switchyard_lab::reproduce::{Paper, all, alone, autoscaling, makris, pool};
+use switchyard_lab::reproduce::{Paper, all, alone, autoscaling, makris, pool, switchkv};
 
 use super::typed;
 
@@ -34,6 +34,7 @@ enum What {
     Alone(Alone),
     Autoscaling(Autoscaling),
     Pool(Pool),
+    Switchkv(Switchkv),
 }
 
 /// A share of a processor; `None` without a limit.
@@ -451,6 +452,68 @@ struct Bloom {
     shared: Shared,
 }
 
+/// A switch with a cache node in front of 128 backends, by simulation (SwitchKV, NSDI 2016, section 5)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "steady: throughput with and without the cache, by its size, the share of writes and the number of backends (tables 1 and 2, figures 9 to 14). \
+        changes: throughput while the popularity of keys changes (figures 15 to 19). policies: the rules of admission, ours and the published ones. \
+        parameters: other values of those that the paper does not state.\n\n\
+        Neither a router nor servers are started. The results depend on the seeds only, and are the same on each machine.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce switchkv --smoke                                        in seconds\n  \
+        switchyard-lab reproduce switchkv --only steady\n  \
+        switchyard-lab reproduce switchkv --keep docs/results/data --out docs/results/switchkv.md"
+)]
+struct Switchkv {
+    /// Only these experiments [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = switchkv::EXPERIMENTS)]
+    only: Vec<String>,
+
+    /// Seeds; the tables show median, minimum and maximum
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    seeds: u32,
+
+    /// Toy size: shows that each experiment works
+    #[arg(long, conflicts_with_all = ["seeds", "out"])]
+    smoke: bool,
+
+    /// Folder of results [default: reproduce-results; with --smoke: none is stored]
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+
+    /// Rewrite the sections in this document, and their figures in the same folder
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl Switchkv {
+    fn conduct(&self, stop: Arc<AtomicBool>, temporary: &Path) -> Conduct {
+        let default = if self.smoke { temporary.to_owned() } else { PathBuf::from("reproduce-results") };
+        Conduct {
+            switchyard: PathBuf::new(),
+            repeat: if self.smoke { 1 } else { self.seeds },
+            timeout: Duration::ZERO,
+            keep: self.keep.clone().unwrap_or(default),
+            runs_max: if self.smoke { 12 } else { usize::MAX },
+            attempts: 1,
+            is_capped: false,
+            deadline: None,
+            out: self.out.clone(),
+            command_line: typed(),
+            stop,
+        }
+    }
+
+    fn run(&self, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
+        let temporary = tempfile::tempdir().context("cannot create a temporary folder")?;
+        switchkv::run(&switchkv::Settings {
+            conduct: self.conduct(stop, temporary.path()),
+            only: self.only.clone(),
+            is_toy: self.smoke,
+        })
+    }
+}
+
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     match &arguments.what {
         What::All(of) => of.run(stop),
@@ -495,6 +558,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             connections: of.connections as usize,
             control: of.control,
         }),
+        What::Switchkv(of) => of.run(stop),
         What::Bloom(of) => {
             ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");
             let (keys, queries) = if of.quick { (50_000, 75_000) } else { (500_000, 750_000) };

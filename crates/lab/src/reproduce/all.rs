@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 
 use super::book::{self, Paper};
 use super::netmigrate::{self, Figures, Load};
-use super::{BudgetUsed, Conduct, autoscaling, bloom, capped, makris, published, tuning};
+use super::{BudgetUsed, Conduct, autoscaling, bloom, capped, makris, published, switchkv, tuning};
 
 /// The settings of a reproduction.
 #[derive(Debug, Clone)]
@@ -61,7 +61,9 @@ const PROTOCOLS: [&str; 7] = [
 ];
 
 /// All experiments, in the order in which the budget is used.
-const EXPERIMENTS: [Experiment; 10] = [
+const EXPERIMENTS: [Experiment; 11] = [
+    // A simulation, in minutes.
+    Experiment { paper: Paper::Switchkv, page: "switchkv.md", smoke_runs: 16, run: switchkv },
     Experiment { paper: Paper::Report, page: "autoscaling.md", smoke_runs: 7, run: nodes },
     Experiment { paper: Paper::Report, page: "autoscaling.md", smoke_runs: 1, run: join },
     Experiment { paper: Paper::Report, page: "autoscaling.md", smoke_runs: 1, run: fill },
@@ -83,6 +85,10 @@ fn load(size: Size) -> Load {
         connections: size.or(512, 4),
         control: size.or(Duration::from_secs(4), Duration::from_millis(200)),
     }
+}
+
+fn switchkv(conduct: Conduct, size: Size) -> Result<()> {
+    switchkv::run(&switchkv::Settings { conduct, only: Vec::new(), is_toy: size == Size::Smoke })
 }
 
 fn netmigrate(conduct: Conduct, size: Size) -> Result<()> {
@@ -193,12 +199,14 @@ fn report(conduct: Conduct, size: Size, experiment: &str) -> autoscaling::Settin
 pub fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, docs, only, is_smoke } = settings;
     let size = if *is_smoke { Size::Smoke } else { Size::Recorded };
+    let is_selected = |one: &&Experiment| only.is_empty() || only.contains(&one.paper);
+    let has_servers = EXPERIMENTS.iter().filter(is_selected).any(|one| one.paper != Paper::Switchkv);
     ensure!(
-        size == Size::Smoke || capped::is_possible(),
+        size == Size::Smoke || !has_servers || capped::is_possible(),
         "the recorded experiments limit servers by cgroups, which needs root and cgroups of version 1 or 2; --smoke works without"
     );
     let mut end = Ok(());
-    for experiment in EXPERIMENTS.iter().filter(|one| only.is_empty() || only.contains(&one.paper)) {
+    for experiment in EXPERIMENTS.iter().filter(is_selected) {
         let conduct = Conduct {
             out: docs.as_ref().map(|docs| docs.join("results").join(experiment.page)),
             runs_max: size.or(usize::MAX, experiment.smoke_runs),

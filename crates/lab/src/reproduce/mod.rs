@@ -13,6 +13,7 @@
 //!   auto-scaling).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 //! - [`pool`]: a server joins a pool of twemproxy's configuration.
+//! - [`switchkv`]: a switch with a cache node in front of many backends, by simulation (SwitchKV, sections 5.2 to 5.4).
 //! - [`all`]: all experiments with published values, in a budget of time, and the book of their results.
 //! - `book`: the rows of the book, their values and verdicts.
 
@@ -28,6 +29,7 @@ pub mod netmigrate;
 pub mod pool;
 mod published;
 pub(crate) mod spread;
+pub mod switchkv;
 pub mod tuning;
 mod watch;
 pub mod ways;
@@ -205,8 +207,19 @@ fn measure<J, R: Serialize + DeserializeOwned>(
         }
         bar.finish_and_clear();
     }
+    Ok(collect(&kept, &whats, rounds, runs.len(), measured_by))
+}
+
+/// Collects the results of all runs, by round. `runs`: number of runs; only the first ones, in `whats`, have results.
+fn collect<R: DeserializeOwned>(
+    kept: &StoredResults,
+    whats: &[Value],
+    rounds: u32,
+    runs: usize,
+    measured_by: String,
+) -> Outcome<R> {
     let mut outcome = Outcome { results: Vec::new(), measured_by, first_date: String::new(), last_date: String::new() };
-    for what in &whats {
+    for what in whats {
         let found: Vec<(R, &str)> = (0..rounds).filter_map(|round| kept.find(what, round)).collect();
         for (_, date) in &found {
             if outcome.first_date.is_empty() || *date < outcome.first_date.as_str() {
@@ -216,8 +229,8 @@ fn measure<J, R: Serialize + DeserializeOwned>(
         }
         outcome.results.push(found.into_iter().map(|(result, _)| result).collect());
     }
-    outcome.results.resize_with(runs.len(), Vec::new);
-    Ok(outcome)
+    outcome.results.resize_with(runs, Vec::new);
+    outcome
 }
 
 fn progress(experiment: &str, runs: usize) -> ProgressBar {
@@ -285,9 +298,14 @@ fn publish<R>(conduct: &Conduct, mark: &str, outcome: &Outcome<R>, section: &Sec
     for (title, table) in &section.tables {
         let _ = write!(text, "\n### {title}\n\n{}", table.to_markdown());
     }
+    rewrite_section(out, mark, &text)
+}
+
+/// Replaces the section of a document between its marks.
+fn rewrite_section(out: &Path, mark: &str, text: &str) -> Result<()> {
     let document = fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
     let document =
-        replace_between_marks(&document, mark, &text).with_context(|| format!("cannot rewrite {}", out.display()))?;
+        replace_between_marks(&document, mark, text).with_context(|| format!("cannot rewrite {}", out.display()))?;
     fs::write(out, document).with_context(|| format!("cannot write {}", out.display()))?;
     eprintln!("wrote the section {mark} to {}", out.display());
     Ok(())

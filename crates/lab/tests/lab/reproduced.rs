@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 /// Experiments with rows in the book at each run.
-const EXPERIMENTS: [&str; 8] = [
+const EXPERIMENTS: [&str; 10] = [
+    "switchkv-steady",
+    "switchkv-changes",
     "autoscaling-nodes",
     "autoscaling-join",
     "autoscaling-fill",

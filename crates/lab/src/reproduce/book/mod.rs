@@ -28,6 +28,8 @@ use crate::document::replace_between_marks;
 
 /// Mark of the book's tables in the document.
 const MARK: &str = "reproduction";
+/// Columns of a row, without the columns of its origin.
+const HEAD: [&str; 6] = ["place", "quantity", "published", "here", "verdict", "reason"];
 /// Maximum distance of a reproduced value from the published range, as a share of the published effect.
 const TOLERANCE: f64 = 0.25;
 /// Minimum tolerance, relative to the published value.
@@ -82,6 +84,31 @@ struct Row {
     ours: Ours,
     /// The reason for the difference, in one sentence; empty for reproduced and missing rows.
     reason: &'static str,
+}
+
+impl Row {
+    /// Cells of [`HEAD`].
+    fn cells(&self, judged: &Judged) -> [String; HEAD.len()] {
+        let published = match (self.published.text, self.published.range) {
+            (Some(text), _) => text.to_owned(),
+            (None, Some((least, most))) => {
+                let unit = if let Ours::Measured(measure) = &self.ours { measure.unit } else { "" };
+                if least == most {
+                    number(least, unit)
+                } else {
+                    format!("{} to {}", number(least, unit), number(most, unit))
+                }
+            }
+            (None, None) => String::new(),
+        };
+        let reason = match self.ours {
+            Ours::NotPossible(reason) => reason,
+            _ if matches!(judged.verdict, Verdict::Missing | Verdict::Reproduced) => "",
+            _ => self.reason,
+        };
+        let texts = [self.place, &self.quantity, &published, &judged.here, &judged.verdict.to_string(), reason];
+        texts.map(str::to_owned)
+    }
 }
 
 fn row(
@@ -279,28 +306,10 @@ pub(super) fn text(folder: &Path) -> Result<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut parts = Vec::new();
     for (paper, rows) in &papers {
-        let mut table =
-            Table::of_text(["place", "quantity", "published", "here", "verdict", "reason", "by", "full table"]);
+        let mut table = Table::of_text(HEAD.into_iter().chain(["by", "full table"]));
         for row in rows {
             let judged = results.judge(row);
             *counts.entry(judged.verdict.to_string()).or_default() += 1;
-            let published = match (row.published.text, row.published.range) {
-                (Some(text), _) => text.to_owned(),
-                (None, Some((least, most))) => {
-                    let unit = if let Ours::Measured(measure) = &row.ours { measure.unit } else { "" };
-                    if least == most {
-                        number(least, unit)
-                    } else {
-                        format!("{} to {}", number(least, unit), number(most, unit))
-                    }
-                }
-                (None, None) => String::new(),
-            };
-            let reason = match row.ours {
-                Ours::NotPossible(reason) => reason,
-                _ if matches!(judged.verdict, Verdict::Missing | Verdict::Reproduced) => "",
-                _ => row.reason,
-            };
             let (mut by, mut page) = (String::new(), String::new());
             if let Some((measure, set)) = results.of(row).filter(|_| judged.verdict != Verdict::Missing) {
                 let origin = set.origin();
@@ -311,10 +320,7 @@ pub(super) fn text(folder: &Path) -> Result<String> {
                 by = format!("[{}]", at + 1);
                 page = format!("[{}]({})", measure.experiment, measure.page);
             }
-            let cells = [row.place, &row.quantity, &published, &judged.here];
-            let cells =
-                cells.map(str::to_owned).into_iter().chain([judged.verdict.to_string(), reason.to_owned(), by, page]);
-            table.row(cells);
+            table.row(row.cells(&judged).into_iter().chain([by, page]));
         }
         parts.push(format!("### {}\n\n{}", paper.title(), table.to_markdown()));
     }
@@ -329,6 +335,20 @@ pub(super) fn text(folder: &Path) -> Result<String> {
         parts.push(format!("### Machines and builds\n\n{lines}"));
     }
     Ok(parts.join("\n"))
+}
+
+/// Returns the rows of one paper, from the results in this folder.
+///
+/// # Errors
+/// If a file of results cannot be read.
+pub(super) fn compared(folder: &Path, paper: Paper) -> Result<Table> {
+    let papers = [(paper, paper.rows())];
+    let results = Results::read(folder, &papers)?;
+    let mut table = Table::of_text(HEAD);
+    for row in papers.iter().flat_map(|(_, rows)| rows) {
+        table.row(row.cells(&results.judge(row)));
+    }
+    Ok(table)
 }
 
 /// Rewrites the book's tables in the document.
