@@ -433,7 +433,9 @@ fn changed_rules_in_the_configuration_wait_for_an_order() {
     // Without rules in the configuration, the rules in force need an order to be removed.
     std::fs::write(&file, "[placement]\nadopt = \"ask\"\n").expect("written");
     router.process().signal(rustix::process::Signal::HUP);
-    eventually("the configuration has no rules", || refused(router, "rules adopt").contains("no [[placement.rule]]"));
+    let lacking = "rules are in force that the configuration lacks";
+    eventually("the configuration has no rules", || router.process().log().contains(lacking));
+    assert!(refused(router, "rules adopt").contains("no [[placement.rule]]"));
     assert_eq!(report(router)["number"], 3);
     assert_eq!(run_cli(router, "rules check bull:q1:x").code, 0);
 }
