@@ -22,18 +22,25 @@ fn pair(members: &Members, first: usize) -> (usize, usize) {
 }
 
 /// Waits until a replaced member is the replica of `owner`, and receives each write. The link is up before that: an owner
-/// sends nothing to a new replica before its first acknowledgement, so the next failover would lose writes.
+/// sends nothing to a new replica for up to a second, so the next failover would lose writes.
 fn until_replica(members: &Members, owner: usize, replica: usize) {
     until("the former primary is a replica", || {
-        let (at_owner, at_replica) = (replication(members, owner), replication(members, replica));
-        at_replica.contains("master_link_status:up")
-            && at_owner.contains("state=online")
-            && !at_owner.contains("offset=0,")
+        replication(members, replica).contains("master_link_status:up")
+            && replication(members, owner).contains("state=online")
     });
+    let before = offset(members, owner, "master_repl_offset:");
+    until("a replica receives writes", || offset(members, replica, "slave_repl_offset:") > before);
 }
 
 fn replication(members: &Members, number: usize) -> String {
     members.nodes[number].cmd("INFO replication").text()
+}
+
+/// Returns the bytes of replicated writes that a member has written or received.
+fn offset(members: &Members, number: usize, field: &str) -> u64 {
+    let info = replication(members, number);
+    let value = info.lines().find_map(|line| line.strip_prefix(field));
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or_default()
 }
 
 /// Waits until a router has an owner for every key. Before that, it would accept a write of the resumed primary, as every
