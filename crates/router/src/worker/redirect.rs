@@ -187,6 +187,20 @@ fn is_silent(turn: &Turn, link: &Link) -> bool {
     link.head().is_some_and(|head| u64::from(age_us(head)) > SILENCE_US)
 }
 
+/// Ignores replies of a replaced member that does not reply in time. It may be suspended, and then execute commands that
+/// it received before. A member that replies in time has executed them as the owner.
+///
+/// While the main connection is silent, later commands on other connections count as late, too.
+fn distrust_silent(turn: &Turn, up: &mut Upstreams, node: NodeId) {
+    let is_of_it = |link: &Link| link.node() == node && is_silent(turn, link);
+    let is_suspended = up.links().iter().any(|(_, link)| link.lane() == Lane::Main && is_of_it(link));
+    for link in up.links().handles() {
+        let counts_no_more =
+            |link: &&mut Link| is_of_it(link) || is_suspended && link.node() == node && link.head().is_some();
+        up.get_mut(link).into_iter().filter(counts_no_more).for_each(Link::distrust);
+    }
+}
+
 /// Ends the connections to a member whose replies do not count.
 fn end_distrusted(turn: &Turn, up: &mut Upstreams, node: NodeId) {
     for link in up.links().handles() {
@@ -238,11 +252,7 @@ impl Redirects {
                 continue;
             }
             self.replaced.push((*node, turn.now_us() + REDIRECTS_US));
-            for link in up.links().handles() {
-                // A member that replies in time was not suspended: it has executed these commands as the owner.
-                let is_of_it = |link: &&mut Link| link.node() == *node && is_silent(turn, link);
-                up.get_mut(link).into_iter().filter(is_of_it).for_each(Link::distrust);
-            }
+            distrust_silent(turn, up, *node);
         }
     }
 
@@ -250,8 +260,9 @@ impl Redirects {
     /// member is silent.
     pub(super) fn tick_members(&mut self, turn: &Turn, up: &mut Upstreams) {
         let now_us = turn.now_us();
-        for (node, until_us) in &mut self.replaced {
-            if *until_us > 0 && now_us >= *until_us {
+        for (node, until_us) in self.replaced.iter_mut().filter(|(_, until_us)| *until_us > 0) {
+            distrust_silent(turn, up, *node);
+            if now_us >= *until_us {
                 *until_us = 0;
                 end_distrusted(turn, up, *node);
             }

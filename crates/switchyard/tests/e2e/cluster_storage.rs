@@ -570,6 +570,36 @@ fn replies_of_a_replaced_primary_do_not_count() {
     assert_eq!(client.cmd("GET a"), bulk("new"));
 }
 
+/// The suspended primary receives these transactions until the router has the next owner, each on a connection of its own.
+#[test]
+fn transactions_sent_just_before_a_failover_do_not_count() {
+    if direct() {
+        return;
+    }
+    let members = Members::start_with(3, 3);
+    let router = members.router("[storage]\nwait-max = \"60s\"\n[nodes]\ncommand-timeout = \"60s\"\n");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET a old"), ok());
+    let owner = members.owner("a");
+    let mut others: Vec<Client> = (0..70).map(|_| Client::connect(router.address())).collect();
+    for (number, other) in others.iter_mut().enumerate() {
+        assert_eq!(other.cmd(&format!("WATCH {{a}}{number}")), ok());
+    }
+    members.nodes[owner].freeze();
+    for (number, other) in others.iter_mut().enumerate() {
+        ["MULTI", &format!("INCR {{a}}{number}"), "EXEC"].into_iter().for_each(|line| other.post(line));
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    until("the next owner takes a write", || client.cmd("SET a new") == ok());
+    members.nodes[owner].thaw();
+    for (number, other) in others.iter_mut().enumerate() {
+        let replies = [other.reply(), other.reply(), other.reply()];
+        if replies[2] == Value::Array(vec![int(1)]) {
+            assert_eq!(client.cmd(&format!("GET {{a}}{number}")), bulk("1"), "{number} was executed");
+        }
+    }
+}
+
 #[test]
 fn a_member_without_slots_serves_a_slot_that_migrates_to_it() {
     if direct() {
