@@ -36,12 +36,11 @@ pub enum Selection {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limited {
-    /// Admissions. Evictions are free and immediate. If there is no room, requests are ignored.
+    /// Admissions. Evictions are free and immediate.
     #[default]
     Admissions,
     /// SwitchKV (NSDI 2016, section 3.3.3): admissions and evictions together. Admissions come first, and an eviction
-    /// waits for at most [`Knobs::deletion_delay`], or twice that if changes last longer. Requested keys are admitted
-    /// even if there is no room, in place of others.
+    /// waits for at most [`Knobs::deletion_delay`], or twice that if changes last longer.
     Changes,
 }
 
@@ -230,38 +229,29 @@ impl Admission {
         Self { planted: InjectedBug::new(bug), ..Self::default() }
     }
 
-    /// Admits keys immediately, within `keys_max` and `admissions_per_second`. Returns the keys admitted. With
-    /// [`Limited::Changes`] they are queued, and [`Self::proceed`] returns them.
-    pub fn admit_now(
-        &mut self,
-        wanted: impl IntoIterator<Item = (u64, Slot)>,
-        knobs: &Knobs,
-        now_us: u64,
-    ) -> Vec<(u64, Slot)> {
-        if knobs.limited == Limited::Changes {
-            // As many keys as a second admits may wait. A key that stays hot is requested again.
-            for (hash, slot) in wanted {
-                let is_new = !self.keys.contains_key(&hash);
-                let may_wait =
-                    is_new && (self.queue.additions() < knobs.admissions_per_second || self.displace(REQUESTED));
-                if may_wait && self.make_room(knobs, now_us) {
-                    self.keys.insert(hash, AdmittedKey::requested(hash, slot, now_us));
-                    self.queue.add(hash, slot, REQUESTED);
-                }
-            }
-            return Vec::new();
-        }
-        let mut more = Vec::new();
+    /// Admits requested keys within `admissions_per_second`. If no place is free, a key takes that of a cold or little
+    /// read one. The changes are queued, and [`Self::proceed`] or [`Self::step`] returns them.
+    pub fn admit_now(&mut self, wanted: impl IntoIterator<Item = (u64, Slot)>, knobs: &Knobs, now_us: u64) {
         let most = self.allowance.at(knobs.admissions_per_second, now_us);
+        let mut count = 0;
         for (hash, slot) in wanted {
-            if self.keys.contains_key(&hash) || self.keys.len() >= knobs.keys_max || more.len() >= most {
+            if self.keys.contains_key(&hash) {
                 continue;
             }
-            self.keys.insert(hash, AdmittedKey::requested(hash, slot, now_us));
-            more.push((hash, slot));
+            let may_wait = match knobs.limited {
+                Limited::Admissions => count < most,
+                // As many keys as a second admits may wait. A key that stays hot is requested again.
+                Limited::Changes => self.queue.additions() < knobs.admissions_per_second || self.displace(REQUESTED),
+            };
+            if may_wait && self.make_room(knobs, now_us) {
+                self.keys.insert(hash, AdmittedKey::requested(hash, slot, now_us));
+                self.queue.add(hash, slot, REQUESTED);
+                count += 1;
+            }
         }
-        self.allowance.take(more.len());
-        more
+        if knobs.limited == Limited::Admissions {
+            self.allowance.take(count);
+        }
     }
 
     /// Returns the number of keys, hottest first, that may wait in addition to the waiting ones.
@@ -291,16 +281,15 @@ impl Admission {
         true
     }
 
-    /// Whether changes wait for their limit, so that [`Self::proceed`] should be called soon.
+    /// Whether changes wait, so that [`Self::proceed`] should be called soon.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Makes the queued changes that their limit allows at this time. Returns the keys admitted and the keys evicted.
+    /// Makes the queued changes that their limit allows at this time: with [`Limited::Admissions`], all. Returns the keys admitted and the keys evicted.
     pub fn proceed(&mut self, knobs: &Knobs, now_us: u64) -> (Vec<(u64, Slot)>, Vec<u64>) {
         match knobs.limited {
-            // Left from settings before a reload.
             Limited::Admissions => self.queue.flush(),
             Limited::Changes => {
                 let budget = Budget {
@@ -436,21 +425,16 @@ impl Admission {
                 less.push(hash);
             }
         }
-        self.evictable.clear();
-        if knobs.limited == Limited::Changes {
-            self.evictable.extend(out.map(|(hash, ..)| hash));
-            for (hash, slot) in more {
-                let urgency = self.keys.get(&hash).map_or(0, |key| key.seen.urgency());
-                self.queue.add(hash, slot, urgency);
-            }
-            less.drain(..).for_each(|hash| self.queue.remove(hash, now_us));
-            return self.proceed(knobs, now_us);
+        self.evictable = out.map(|(hash, ..)| hash).collect();
+        if knobs.limited == Limited::Admissions {
+            self.allowance.take(more.len());
         }
-        self.allowance.take(more.len());
-        let (waiting_more, waiting_less) = self.queue.flush();
-        more.extend(waiting_more);
-        less.extend(waiting_less);
-        (more, less)
+        for (hash, slot) in more {
+            let urgency = self.keys.get(&hash).map_or(0, |key| key.seen.urgency());
+            self.queue.add(hash, slot, urgency);
+        }
+        less.drain(..).for_each(|hash| self.queue.remove(hash, now_us));
+        self.proceed(knobs, now_us)
     }
 }
 
@@ -540,7 +524,8 @@ mod tests {
     fn a_requested_key_is_admitted_immediately_and_evicted_if_cold() {
         let mut admission = Admission::default();
         let slot = Slot::new(3).expect("a slot");
-        assert_eq!(admission.admit_now([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0).len(), 2);
+        admission.admit_now([(5, slot), (5, slot), (6, slot), (7, slot)], &KNOBS, 0);
+        assert_eq!(admission.proceed(&KNOBS, 0).0.len(), 2);
         let (_, less) = admission.step([key(5, 1000.0, 0.0)], &KNOBS, true, 1_001);
         assert_eq!(less, [6]);
     }
@@ -552,12 +537,17 @@ mod tests {
         let mut admission = Admission::default();
         // Requests every 5 ms.
         let asked = |n: u64| (n * 20..n * 20 + 20).map(move |hash| (hash, slot));
-        let at_once: usize = (0..40).map(|n| admission.admit_now(asked(n), &knobs, n * 5_000).len()).sum();
+        let mut requested = |n: u64, now_us| {
+            admission.admit_now(asked(n), &knobs, now_us);
+            admission.proceed(&knobs, now_us).0.len()
+        };
+        let at_once: usize = (0..40).map(|n| requested(n, n * 5_000)).sum();
         assert_eq!(at_once, 11, "a second's worth, and one in the 0.2 s");
         let many = (1000..1100).map(|hash| key(hash, 500.0, 0.0));
         assert_eq!(admission.step(many.clone(), &knobs, true, 600_000).0.len(), 5);
         assert_eq!(admission.step(many, &knobs, false, 9_000_000).0.len(), 0);
-        assert_eq!(admission.admit_now(asked(90), &knobs, 9_000_000).len(), 10, "not more than a second's worth");
+        admission.admit_now(asked(90), &knobs, 9_000_000);
+        assert_eq!(admission.proceed(&knobs, 9_000_000).0.len(), 10, "not more than a second's worth");
     }
 
     /// A full set of 100 keys with loads of 1,000 to 1,099, in the order of their hashes.
@@ -588,7 +578,7 @@ mod tests {
         let (mut admission, mut keys) = full(&knobs);
         keys.extend([key(200, 1009.5, 0.0), key(201, 1010.0, 0.0), key(202, 1010.5, 0.0)]);
         let (more, less) = admission.step(keys.clone(), &knobs, true, 2_000_000);
-        assert_eq!((hashes(more), less), (vec![202, 201], vec![0, 1]), "the threshold is 1,010");
+        assert_eq!((hashes(more), less), (vec![201, 202], vec![0, 1]), "the threshold is 1,010");
         // A key without load stays until its place is needed.
         keys.retain(|key| key.hash != 50);
         assert_eq!(admission.step(keys.clone(), &knobs, true, 900_000_000), (vec![], vec![]));
@@ -600,15 +590,34 @@ mod tests {
     #[test]
     fn requested_keys_take_the_place_of_the_least_loaded_ones() {
         let slot = Slot::FIRST;
-        let (mut ours, keys) = full(&Knobs { limited: Limited::Admissions, ..PUBLISHED });
-        assert_eq!(ours.admit_now([(300, slot)], &Knobs { limited: Limited::Admissions, ..PUBLISHED }, 2_000_000), []);
+        let knobs = Knobs { limited: Limited::Admissions, ..PUBLISHED };
+        let (mut ours, keys) = full(&knobs);
+        ours.step(keys.clone(), &knobs, true, 2_000_000);
+        ours.admit_now([(300, slot), (301, slot), (300, slot)], &knobs, 2_000_000);
+        let (more, less) = ours.proceed(&knobs, 2_000_000);
+        assert_eq!((hashes(more), less, ours.keys.len()), (vec![301, 300], vec![0, 1], 100));
         let (mut published, _) = full(&PUBLISHED);
         published.step(keys, &PUBLISHED, true, 2_000_000);
-        assert_eq!(published.admit_now([(300, slot), (301, slot), (300, slot)], &PUBLISHED, 2_000_000), []);
+        published.admit_now([(300, slot), (301, slot), (300, slot)], &PUBLISHED, 2_000_000);
         assert_eq!(published.proceed(&PUBLISHED, 2_000_000).0.len(), 1);
         let (more, less) = published.proceed(&PUBLISHED, 2_010_000);
         assert_eq!((hashes(more), less), (vec![300], vec![0, 1]), "admissions come first, and the newest one before");
         assert_eq!((published.is_waiting(), published.forget().len()), (false, 100));
+    }
+
+    #[test]
+    fn a_key_requested_again_before_its_eviction_keeps_its_copies() {
+        let knobs = Knobs { limited: Limited::Admissions, ..PUBLISHED };
+        let (mut admission, keys) = full(&knobs);
+        admission.step(keys.clone(), &knobs, true, 2_000_000);
+        admission.admit_now([(300, Slot::FIRST), (0, Slot::FIRST)], &knobs, 2_000_000);
+        let (more, less) = admission.proceed(&knobs, 2_000_000);
+        assert_eq!((hashes(more), less), (vec![300], vec![1]), "key 0 was evicted for key 300, and returned");
+        admission.admit_now([(301, Slot::FIRST)], &knobs, 2_500_000);
+        let hot = keys.into_iter().map(|key| if key.hash == 2 { self::key(2, 9000.0, 0.0) } else { key });
+        let (more, less) = admission.step(hot, &knobs, true, 3_000_000);
+        let both: Vec<u64> = hashes(more).into_iter().filter(|hash| less.contains(hash)).collect();
+        assert_eq!((both, less.contains(&2), admission.keys.contains_key(&2)), (vec![], false, true));
     }
 
     #[test]

@@ -582,15 +582,14 @@ keys! {
     "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) runtime.hot_copies.knobs.bytes_max,
         "Maximum number of bytes of all copies. Copies are removed first when memory is short.";
     "keys-max" Reload [] count(1..=1_000_000) runtime.hot_copies.knobs.keys_max,
-        "Keys that may have copies at a time.";
+        "Keys that may have copies at a time. Then a key of an instant report replaces the coldest one.";
     "min-reads-per-second" Reload ["reads-min", "threshold"] count(1..=10_000_000) runtime.hot_copies.knobs.min_reads_per_second,
         "Minimum number of reads per second of a key to be copied, plus four for each write.";
     "admissions-per-second" Reload ["adds-max", "update-rate"] count(1..=100_000) runtime.hot_copies.knobs.admissions_per_second,
         "Maximum number of keys added per second, or of all changes: see limited-changes.";
     "limited-changes" Reload ["budget"] word([(Limited::Admissions, "additions"), (Limited::Changes, "additions-and-removals")]) runtime.hot_copies.knobs.limited,
         "Changes that admissions-per-second limits. additions: removals are free. additions-and-removals: both together, as SwitchKV's switch does. \
-         Additions come first, and a removal waits for up to deletion-delay, or twice that under lasting changes; instant reports replace other keys if keys-max \
-         is reached.";
+         Additions come first, and a removal waits for up to deletion-delay, or twice that under lasting changes.";
     "deletion-delay" Reload ["stays"] time(Duration::ZERO..=HOUR) runtime.hot_copies.knobs.deletion_delay,
         "Time that a key keeps its copies when it is no longer read often (admission = \"load\"), and that a removal waits for additions (limited-changes).";
     "value-max" Reload [] size(KB..=16 << 20) runtime.hot_copies.reply_max,

@@ -52,8 +52,8 @@ pub(crate) fn coordinate(shared: &Shared) {
         }
         let wanted = if shared.uptime() < hears_from { Vec::new() } else { wanted };
         let now_us = shared.uptime().as_micros() as u64;
-        let mut more = admission.admit_now(wanted, &settings.knobs, now_us);
-        let (came, less) = if shared.uptime() >= next_step {
+        admission.admit_now(wanted, &settings.knobs, now_us);
+        let (more, less) = if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
             let admits = live.telemetry.reports != Reports::Instant;
@@ -64,7 +64,6 @@ pub(crate) fn coordinate(shared: &Shared) {
         } else {
             admission.proceed(&settings.knobs, now_us)
         };
-        more.extend(came);
         publish(shared, is_all(settings), more, less);
         std::thread::sleep(REST);
     }

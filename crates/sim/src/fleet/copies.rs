@@ -161,10 +161,7 @@ impl HotCopies {
                 }
             }
         }
-        if !wanted.is_empty() {
-            let more = self.admission.admit_now(wanted, &self.knobs, now_us);
-            self.publish(&more, &[]);
-        }
+        self.admission.admit_now(wanted, &self.knobs, now_us);
     }
 
     /// Makes the changes that wait, and once a second evaluates the counts. `hottest` returns the keys in use.
@@ -241,10 +238,12 @@ mod tests {
         let loads = [rate];
         let mut draws = Draws::new(1, Stream::Samples);
         let slice = Slice { seconds: 0.2, workers: 1, keys: space.keys(), rates: &rates, nodes: &nodes, loads: &loads };
+        copies.step(100_000, topology.placement(), Vec::new);
         copies.check_recent(&slice, &Telemetry::default(), 200_000, &mut draws);
+        copies.step(200_000, topology.placement(), Vec::new);
         // Of all requests, 6.5 % are for the first key, and 0.65 % for the tenth.
         assert!(copies.is_copied[space.hottest()[0]] && !copies.is_copied[space.hottest()[9]]);
-        copies.step(1_000_000, topology.placement(), Vec::new);
+        copies.step(1_100_000, topology.placement(), Vec::new);
         copies.step(12_000_000, topology.placement(), Vec::new);
         assert!(!copies.is_copied.contains(&true), "evicted after the delay, because no count confirms it");
     }

@@ -301,11 +301,11 @@ impl<'s> System<'s> {
         let Reports { is_periodic, is_instant, knobs, admission, trackers } = reports;
         trackers.count(&self.space, reads, &self.backends);
         let frequent = if *is_instant { trackers.frequent(&self.space, reads, &self.backends) } else { Vec::new() };
-        let mut more = admission.admit_now(frequent.into_iter().map(|hash| (hash, Slot::FIRST)), knobs, now_us);
+        admission.admit_now(frequent.into_iter().map(|hash| (hash, Slot::FIRST)), knobs, now_us);
         let phases = self.settings.updates.map_or(1, |updates| updates.trackers.phases);
         let in_second = slice % SLICES_PER_SECOND;
         let phase = (0..phases).find(|phase| in_second == phase * SLICES_PER_SECOND / phases);
-        let (came, less) = match phase {
+        match phase {
             Some(phase) => {
                 let found = trackers.report(phase as usize, &self.space);
                 // The cached keys have no load before the end of their first segment.
@@ -316,9 +316,7 @@ impl<'s> System<'s> {
                 }
             }
             None => admission.proceed(knobs, now_us),
-        };
-        more.extend(came);
-        (more, less)
+        }
     }
 
     /// Adds and removes items, and requests their rules.
