@@ -542,6 +542,17 @@ fn a_dead_primary_costs_only_commands_in_flight() {
     assert!(blocked.try_reply().is_err(), "as after the end of a server");
 }
 
+/// Starts three primaries with a replica each and a router that waits 60 s for them. Returns a client, which has set `a`,
+/// and the owner of `a`.
+fn with_replicas_and_long_waits() -> (Members, Router, Client, usize) {
+    let members = Members::start_with(3, 3);
+    let router = members.router("[storage]\nwait-max = \"60s\"\n[nodes]\ncommand-timeout = \"60s\"\n");
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET a old"), ok());
+    let owner = members.owner("a");
+    (members, router, client, owner)
+}
+
 /// A primary that was suspended replies to commands that it received before, although its replica has executed later
 /// ones.
 #[test]
@@ -549,11 +560,7 @@ fn replies_of_a_replaced_primary_do_not_count() {
     if direct() {
         return;
     }
-    let members = Members::start_with(3, 3);
-    let router = members.router("[storage]\nwait-max = \"60s\"\n[nodes]\ncommand-timeout = \"60s\"\n");
-    let mut client = Client::connect(router.address());
-    assert_eq!(client.cmd("SET a old"), ok());
-    let owner = members.owner("a");
+    let (members, router, mut client, owner) = with_replicas_and_long_waits();
     assert_eq!(members.nodes[owner].cmd("WAIT 1 0"), int(1));
     members.nodes[owner].freeze();
     let (mut reader, mut writer) = (Client::connect(router.address()), Client::connect(router.address()));
@@ -576,11 +583,7 @@ fn transactions_sent_just_before_a_failover_do_not_count() {
     if direct() {
         return;
     }
-    let members = Members::start_with(3, 3);
-    let router = members.router("[storage]\nwait-max = \"60s\"\n[nodes]\ncommand-timeout = \"60s\"\n");
-    let mut client = Client::connect(router.address());
-    assert_eq!(client.cmd("SET a old"), ok());
-    let owner = members.owner("a");
+    let (members, router, mut client, owner) = with_replicas_and_long_waits();
     let mut others: Vec<Client> = (0..70).map(|_| Client::connect(router.address())).collect();
     for (number, other) in others.iter_mut().enumerate() {
         assert_eq!(other.cmd(&format!("WATCH {{a}}{number}")), ok());

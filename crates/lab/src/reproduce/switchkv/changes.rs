@@ -228,15 +228,11 @@ fn series(name: &str, outcome: &Simulated) -> Line {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
     fn runs_are_unique() {
-        let runs = runs();
-        let names: BTreeSet<String> = runs.iter().map(|run| run.what(EXPERIMENT).to_string()).collect();
-        assert_eq!(names.len(), runs.len());
+        Run::assert_unique(&runs(), EXPERIMENT);
     }
 
     #[test]

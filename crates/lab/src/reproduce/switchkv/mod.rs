@@ -73,6 +73,14 @@ impl Run {
         Self { figure, name: name.into(), at, settings, items: Vec::new() }
     }
 
+    /// Asserts that no two runs have the same settings and name, so that each has a stored result of its own.
+    #[cfg(test)]
+    fn assert_unique(runs: &[Self], experiment: &str) {
+        let names: std::collections::BTreeSet<String> =
+            runs.iter().map(|run| run.what(experiment).to_string()).collect();
+        assert_eq!(names.len(), runs.len());
+    }
+
     /// Everything that determines the result.
     fn what(&self, experiment: &str) -> Value {
         let Self { figure, name, at, settings, items } = self;
