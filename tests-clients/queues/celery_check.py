@@ -1,4 +1,4 @@
-"""Runs Celery behind a router with the preset `celery`. Usage: celery_check.py HOST:PORT"""
+"""Runs Celery behind a router, with the preset `celery` or without rules. Usage: celery_check.py HOST:PORT"""
 
 import ctypes
 import os

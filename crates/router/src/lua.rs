@@ -3,8 +3,8 @@
 //!
 //! A script is sent to the owner of its declared keys. For any other key this is the wrong node: a read would miss
 //! existing values, and a write would store values that are never found. Neither causes an error. So:
-//! - Text in which every `redis.call` has a literal command name and only `KEYS[...]` as keys is sent unchanged
-//!   ([`Verdict::Proved`]).
+//! - Text in which every `redis.call` has a literal command name and as keys only `KEYS[...]`, or local variables that
+//!   always have such a value, is sent unchanged ([`Verdict::Proved`]).
 //! - Other text gets a prelude that replaces `redis`: each call is checked before it is made ([`Verdict::Wrapped`]).
 //!   Keys in the slot of a declared key are allowed, as in Redis Cluster.
 //! - Text with a global name that is not listed is refused, because some (`_G`, `loadstring`) could bypass the prelude.
@@ -129,6 +129,9 @@ pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: &UndeclaredKeys
     if facts.changes_redis {
         return refused("it assigns to redis, which no server allows");
     }
+    if facts.changes_globals {
+        return refused("it assigns to a global name, which servers from Redis 7 on refuse");
+    }
     let is_known =
         |member: &[u8]| matches!(member, b"call" | b"pcall") || HARMLESS.split(' ').any(|h| h.as_bytes() == member);
     let calls = !facts.commands.is_empty();
@@ -252,6 +255,12 @@ mod tests {
             "local rcall = redis.call return rcall('GET', KEYS[1])",
             "local c, p = 1 local p = redis.pcall if c then local r = redis.call r('DEL', KEYS[1]) end return p('TIME')",
             "local r = redis.call local function f(k) return r('LPUSH', KEYS[k], 1) end return f(1)",
+            "local a, n, b = KEYS[1], ARGV[1], KEYS[2] redis.call('SET', a, n) return redis.call('RENAME', a, b)",
+            "local k = KEYS[1] local function f() return redis.call('GET', k) end do local k = ARGV[1] end return f()",
+            "local k = KEYS[1] if k == 'x' then k.y = k .. 'z' end return redis.call('GET', k)",
+            "for i, k in ipairs(KEYS) do redis.call('DEL', k) end for k in pairs(KEYS) do k = 1 end",
+            "local a = KEYS[1] for _, k in ipairs({a, KEYS[2]}) do redis.call('EXPIRE', k, 1) end return 1",
+            "for _, k in pairs({KEYS[1]}) do for _, k in ipairs({k}) do redis.call('DEL', k) end end",
         ] {
             assert_eq!(judged(body), "proved", "{body}");
         }
@@ -296,7 +305,34 @@ mod tests {
             "function KEYS.x() end return redis.call('GET',KEYS[1])",
             "local KEYS={'x'} return redis.call('GET',KEYS[1])",
             "local k=KEYS k[1]='x' return redis.call('GET',KEYS[1])",
-            "for k,v in pairs(KEYS) do end return redis.call('GET',KEYS[1])",
+            "for k,v in pairs(KEYS),1 do end return redis.call('GET',KEYS[1])",
+            "for k in pairs(KEYS) do redis.call('GET',k) end",
+            "local pairs = tostring for _,k in pairs(KEYS) do end return redis.call('GET',KEYS[1])",
+            "for _,k in next,KEYS do redis.call('GET',k) end",
+            "for _,k in ipairs(KEYS) do k = k..'x' redis.call('GET',k) end",
+            "for _,k in ipairs({KEYS[1],'x'}) do redis.call('GET',k) end",
+            "for _,k in ipairs({KEYS[1]..'x'}) do redis.call('GET',k) end",
+            "for _,k in ipairs({KEYS[ARGV[1]]}) do redis.call('GET',k) end",
+            "for _,k in ipairs({a=KEYS[1]}) do redis.call('GET',k) end",
+            "for _,_,k in ipairs(KEYS) do redis.call('GET',k) end",
+            "for _,k in ipairs(KEYS) do local function k() end redis.call('GET',k) end",
+            "local k = KEYS[1] for i = 1,2 do redis.call('GET',k) k = 'x' end",
+            "local k = KEYS[1] local function f() k = 'x' end f() return redis.call('GET',k)",
+            "local k = KEYS[1] function k() end return redis.call('GET',k)",
+            "local k = KEYS[1] local x x, k = 1, 'x' return redis.call('GET',k)",
+            "local k = KEYS[1] or 'x' return redis.call('GET',k)",
+            "local k = KEYS[1]..'x' return redis.call('GET',k)",
+            "local k = (KEYS[1]) return redis.call('GET',k)",
+            "local k = #KEYS[1] return redis.call('GET',k)",
+            "local k, l = KEYS[1] return redis.call('GET',l)",
+            "local k, l = KEYS[1], ARGV[1] return redis.call('GET',l)",
+            "local k = KEYS[1] do local k = 'x' redis.call('GET',k) end return 1",
+            "local k = KEYS[1] local function f(k) return redis.call('GET',k) end return f('x')",
+            "local k = KEYS[1] for k = 1,2 do redis.call('GET',k) end",
+            "do local k = KEYS[1] end local l return redis.call('GET',l)",
+            "local k = KEYS[1] return redis.call('GET',k:upper())",
+            "local k = KEYS[1] return redis.call('GET',k..'x')",
+            "local k repeat local k = KEYS[1] until true return redis.call('GET',k)",
             "rawset(KEYS,1,'x') return redis.call('GET',KEYS[1])",
             "return redis.call('G\\69T',KEYS[1])",
             "return redis.call([[GET]],KEYS[1])",
@@ -344,6 +380,9 @@ mod tests {
             "x = 1",
             "function x() end",
             "redis = nil",
+            "ipairs = next for _,k in ipairs(KEYS) do redis.call('GET',k) end",
+            "function ipairs() end",
+            "local x x, pairs = 1, next",
             "redis.call = nil",
             "local x x, redis.call = 1, 2",
             "function redis.call() end",

@@ -52,13 +52,15 @@ pub(super) struct Facts<'a> {
     pub(super) other_keys: bool,
     /// Assigns to `redis` or to a member of it.
     pub(super) changes_redis: bool,
+    /// Assigns to a global name other than `KEYS` and `ARGV`.
+    pub(super) changes_globals: bool,
 }
 
 /// Kind of an expression, as an argument of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shape<'a> {
     Literal(&'a [u8]),
-    /// `KEYS[...]`
+    /// `KEYS[...]`, or a local variable for it.
     Key,
     /// `redis.call` or `redis.pcall` itself.
     RedisCall,
@@ -71,6 +73,7 @@ enum Shape<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Suffixed {
     Call,
+    /// `KEYS[...]`, or a local variable for it.
     Key,
     /// `redis` or a member of it.
     OfRedis,
@@ -91,6 +94,7 @@ pub(super) fn read<'a>(text: &'a [u8], table: &'a CommandTable) -> Option<Facts<
         depth: 0,
         locals: Vec::new(),
         aliases: Vec::new(),
+        keys: Vec::new(),
         active: HashMap::new(),
         function: 0,
         facts: Facts::default(),
@@ -111,6 +115,8 @@ struct Reader<'a> {
     locals: Vec<&'a [u8]>,
     /// Indexes of the local variables that are other names of `redis.call` or `redis.pcall`.
     aliases: Vec<usize>,
+    /// Indexes of the local variables that were declared as `KEYS[...]`. An assignment to one counts as one to `KEYS`.
+    keys: Vec<usize>,
     /// Number of declarations of each name in scope.
     active: HashMap<&'a [u8], u32>,
     /// Start of the current function's locals.
@@ -280,6 +286,7 @@ impl<'a> Reader<'a> {
 
     fn close(&mut self, mark: usize) {
         self.aliases.retain(|at| *at < mark);
+        self.keys.retain(|at| *at < mark);
         for name in self.locals.drain(mark..) {
             if let Some(count) = self.active.get_mut(name) {
                 *count -= 1;
@@ -367,19 +374,25 @@ impl<'a> Reader<'a> {
                     self.function_body(false)?;
                 } else {
                     let names = self.names()?;
+                    let mark = self.locals.len();
                     let mut is_alias = false;
+                    let mut values = Vec::new();
                     if self.accept(Token::Symbol("="))? {
-                        let is_call = self.any_expression()? == Shape::RedisCall;
-                        is_alias = is_call && names.len() == 1 && self.now != Token::Symbol(",");
-                        self.facts.calls_any |= is_call && !is_alias;
-                        if self.accept(Token::Symbol(","))? {
-                            self.expressions()?;
+                        let first = self.any_expression()?;
+                        is_alias = first == Shape::RedisCall && names.len() == 1 && self.now != Token::Symbol(",");
+                        self.facts.calls_any |= first == Shape::RedisCall && !is_alias;
+                        values.push(first);
+                        while self.accept(Token::Symbol(","))? {
+                            values.push(self.expression()?);
                         }
                     }
+                    values.truncate(names.len());
                     names.into_iter().try_for_each(|name| self.declare(name))?;
                     if is_alias {
-                        self.aliases.push(self.locals.len() - 1);
+                        self.aliases.push(mark);
                     }
+                    let keys = values.iter().enumerate().filter(|(_, value)| **value == Shape::Key);
+                    self.keys.extend(keys.map(|(place, _)| mark + place));
                 }
             }
             "return" => {
@@ -404,23 +417,85 @@ impl<'a> Reader<'a> {
 
     fn for_loop(&mut self) -> Option<()> {
         let names = self.names()?;
-        if !(names.len() == 1 && self.accept(Token::Symbol("="))?) {
+        let is_numeric = names.len() == 1 && self.accept(Token::Symbol("="))?;
+        if !is_numeric {
             self.keyword("in")?;
         }
-        self.expressions()?;
+        let is_of_keys = !is_numeric && self.loops_over_keys()?;
+        if !is_of_keys {
+            self.expressions()?;
+        }
         self.keyword("do")?;
         let mark = self.locals.len();
+        let has_key = is_of_keys && names.len() > 1;
         names.into_iter().try_for_each(|name| self.declare(name))?;
+        if has_key {
+            self.keys.push(mark + 1);
+        }
         self.block()?;
         self.close(mark);
         self.keyword("end")
+    }
+
+    /// Parses `ipairs(KEYS)` or `ipairs({KEYS[1], KEYS[2]})` before `do`, also with `pairs` and with local variables for
+    /// the elements. Returns `false` at the same place before any other expression.
+    fn loops_over_keys(&mut self) -> Option<bool> {
+        let before = (self.at, self.now, self.ahead);
+        let iterator = match self.now {
+            Token::Name(name @ (b"ipairs" | b"pairs")) if self.is_global(name) => name,
+            _ => return Some(false),
+        };
+        self.advance()?;
+        let is_of_keys = self.accept(Token::Symbol("("))?
+            && (self.accept_keys()? || self.accept_list_of_keys()?)
+            && self.accept(Token::Symbol(")"))?
+            && self.now == Token::Keyword("do");
+        if is_of_keys {
+            self.facts.globals.insert(iterator);
+        } else {
+            (self.at, self.now, self.ahead) = before;
+        }
+        Some(is_of_keys)
+    }
+
+    fn accept_keys(&mut self) -> Option<bool> {
+        let Token::Name(name) = self.now else { return Some(false) };
+        let is_keys = self.is_keys(name);
+        if is_keys {
+            self.advance()?;
+            self.facts.globals.insert(name);
+        }
+        Some(is_keys)
+    }
+
+    /// Accepts `{KEYS[1], key}`, without nested expressions: callers may parse it twice.
+    fn accept_list_of_keys(&mut self) -> Option<bool> {
+        if !self.accept(Token::Symbol("{"))? {
+            return Some(false);
+        }
+        loop {
+            let is_key = match self.now {
+                Token::Name(name) if self.is_key(name) => self.advance().is_some(),
+                _ => {
+                    self.accept_keys()?
+                        && self.accept(Token::Symbol("["))?
+                        && self.accept(Token::Number)?
+                        && self.accept(Token::Symbol("]"))?
+                }
+            };
+            if !is_key || !self.accept(Token::Symbol(","))? {
+                return Some(is_key && self.accept(Token::Symbol("}"))?);
+            }
+        }
     }
 
     fn function_statement(&mut self) -> Option<()> {
         let name = self.name()?;
         let of_redis = self.note_name(name);
         self.facts.changes_redis |= of_redis;
-        self.facts.keys_escape |= self.is_keys(name);
+        self.facts.changes_globals |=
+            self.is_global(name) && !matches!(name, b"KEYS" | b"ARGV") && self.now == Token::Symbol("(");
+        self.facts.keys_escape |= self.is_keys(name) || self.is_key(name);
         while self.accept(Token::Symbol("."))? {
             self.name()?;
         }
@@ -459,7 +534,7 @@ impl<'a> Reader<'a> {
     }
 
     fn expression_statement(&mut self) -> Option<()> {
-        let mut target = self.suffixed()?;
+        let mut target = self.target()?;
         if target == Suffixed::Call {
             return Some(());
         }
@@ -473,10 +548,21 @@ impl<'a> Reader<'a> {
             if !self.accept(Token::Symbol(","))? {
                 break;
             }
-            target = self.suffixed()?;
+            target = self.target()?;
         }
         self.symbol("=")?;
         self.expressions()
+    }
+
+    /// Parses a call or a part of the left side of an assignment.
+    fn target(&mut self) -> Option<Suffixed> {
+        if let Token::Name(name) = self.now
+            && !matches!(name, b"KEYS" | b"ARGV")
+            && self.is_global(name)
+        {
+            self.facts.changes_globals |= matches!(self.ahead()?, Token::Symbol("=" | ","));
+        }
+        self.suffixed()
     }
 }
 
@@ -593,6 +679,12 @@ impl<'a> Reader<'a> {
             && self.locals.iter().rposition(|local| *local == name).is_some_and(|at| self.aliases.contains(&at))
     }
 
+    /// Whether a name is a local variable for `KEYS[...]`.
+    fn is_key(&self, name: &[u8]) -> bool {
+        !self.keys.is_empty()
+            && self.locals.iter().rposition(|local| *local == name).is_some_and(|at| self.keys.contains(&at))
+    }
+
     fn is_keys(&self, name: &[u8]) -> bool {
         name == b"KEYS" && self.is_global(name)
     }
@@ -623,6 +715,8 @@ impl<'a> Reader<'a> {
                     self.of_keys()?
                 } else if self.is_alias(name) {
                     self.of_alias()?
+                } else if self.is_key(name) {
+                    Suffixed::Key
                 } else {
                     Suffixed::Variable
                 }

@@ -1,4 +1,5 @@
-//! Libraries for job queues on two nodes, with the placement rules of their presets: BullMQ, Bull, RQ and Celery.
+//! Libraries for job queues on two nodes, with the placement rules of their presets: BullMQ, Bull, RQ and Celery. Celery
+//! also without rules.
 
 use std::process::Command;
 
@@ -28,18 +29,28 @@ fn bullmq_and_bull_work_on_two_nodes() {
     assert_checks_ok("BullMQ and Bull", &run("node", &mut check));
 }
 
-#[test]
-fn rq_and_celery_work_on_two_nodes() {
+/// Runs Python programs of `tests-clients/queues` against a router over two nodes.
+fn python_works_on_two_nodes(names: &[&str], config: &str) {
     if !wanted(&[("python3", "python3 python3-venv")]) {
         return;
     }
     let source = programs().join("queues");
     let packages = python_packages("queues-python", &source);
-    let Some(site) = Site::router_only(2, &SiteOptions::config(RULES)) else { return };
-    for program in ["rq_check.py", "celery_check.py"] {
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
+    for program in names {
         let mut check = tied("python3");
         check.arg("-B").arg(source.join(program)).arg(site.address().to_string());
         check.current_dir(&source).env("PYTHONPATH", &packages);
         assert_checks_ok(program, &run(program, &mut check));
     }
+}
+
+#[test]
+fn rq_and_celery_work_on_two_nodes() {
+    python_works_on_two_nodes(&["rq_check.py", "celery_check.py"], RULES);
+}
+
+#[test]
+fn celery_works_on_two_nodes_without_rules() {
+    python_works_on_two_nodes(&["celery_check.py"], "");
 }
