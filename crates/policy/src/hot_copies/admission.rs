@@ -287,7 +287,8 @@ impl Admission {
         !self.queue.is_empty()
     }
 
-    /// Makes the queued changes that their limit allows at this time: with [`Limited::Admissions`], all. Returns the keys admitted and the keys evicted.
+    /// Makes the queued changes that their limit allows at this time: with [`Limited::Admissions`], all. Returns the keys
+    /// admitted and the keys evicted.
     pub fn proceed(&mut self, knobs: &Knobs, now_us: u64) -> (Vec<(u64, Slot)>, Vec<u64>) {
         match knobs.limited {
             Limited::Admissions => self.queue.flush(),
