@@ -202,6 +202,7 @@ impl Running {
         if let Phase::Serving { router, topology } = &mut *phase
             && newer.epoch() > topology.epoch()
         {
+            debug_assert!(newer.moves_only_held_keys_since(topology), "a key changes its node only while it is held");
             router.publish(Arc::clone(&newer));
             *topology = newer;
         }

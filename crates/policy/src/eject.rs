@@ -273,7 +273,7 @@ impl Ejections {
 /// slots that lives elsewhere. A key with a placement override to the stand-in stays.
 #[must_use]
 pub fn is_misplaced_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
-    slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
+    slots.binary_search(&topology.slot_of(key)).is_ok() && topology.node_of(key) != stand_in
 }
 
 /// Maximum fingerprints in the list of an ejection: a million of 16 bytes need up to 40 MB in a hash set.

@@ -267,7 +267,9 @@ impl Scans {
         let old = std::mem::replace(&mut self.topology, Arc::clone(topology));
         self.keepers = topology.nodes_with_keys();
         let old_back = std::mem::replace(&mut self.back, back);
-        if old.placement() != topology.placement() {
+        if old.placement() == topology.placement() {
+            topology.overrides_since(&old).iter().for_each(|(key, _)| self.touch(topology.slot_of(key)));
+        } else {
             // Slots of keys have changed, so all knowledge about slots is void: scans start again.
             self.tick += 1;
             self.step_over_zero();
@@ -276,8 +278,7 @@ impl Scans {
         }
         for slot in Slot::numbers() {
             let is_same = old.owner(slot) == topology.owner(slot)
-                && motion(&old, &old_back, slot) == motion(topology, &self.back, slot)
-                && !old.overrides_differ(topology, slot);
+                && motion(&old, &old_back, slot) == motion(topology, &self.back, slot);
             if !is_same {
                 self.touch(slot);
             }

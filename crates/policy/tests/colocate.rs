@@ -7,7 +7,9 @@ use proptest::prelude::{any, prop, proptest};
 use switchyard_policy::colocate::{
     COLOCATE_MAX, ColocationRequest, ColocationStatus, Fleet, Open, Plan, RecentGroups, plan,
 };
-use switchyard_policy::topology::{MoveId, NodeId, OVERRIDES_MAX, Slot, Stage, Topology, Transit, crc16_slot};
+use switchyard_policy::topology::{
+    MOVE_KEYS_MAX, MoveId, NodeId, OVERRIDES_MAX, Slot, Stage, Topology, Transit, crc16_slot,
+};
 
 type Key = Arc<[u8]>;
 
@@ -382,6 +384,18 @@ fn keys_that_come_along_are_bounded_and_no_part_of_required_moves() {
     let plan = plan_with(&topology, &[wanted], &[], &pinned);
     let along: usize = plan.moves[1..].iter().map(|m| m.keys.len()).sum();
     assert!(along < 1024 - 3 && plan.moves[0].keys.len() == 2, "{:?}", targets_of(&plan));
+}
+
+#[test]
+fn more_keys_than_a_move_may_have_return_in_several_moves() {
+    let topology = parted();
+    let many: Vec<Key> = (0..=MOVE_KEYS_MAX).map(|number| key(&format!("{{a}}!{number:05}"))).collect();
+    let full = topology.keys_handed_over(&[], &many, node(&topology, 1));
+    let request = [ColocationRequest::Slot(crc16_slot(b"a"))];
+    let first = propose(&full, &request, &[], &[]);
+    assert_eq!(first.moves.iter().map(|m| m.keys.len()).collect::<Vec<_>>(), [MOVE_KEYS_MAX]);
+    let next = full.keys_handed_over(&[], first.moves[0].keys.keys(), first.moves[0].target);
+    assert_eq!(propose(&next, &request, &[], &[]).moves[0].keys.len(), 3, "the rest at this node");
 }
 
 proptest! {

@@ -7,7 +7,8 @@ use proptest::prelude::{any, prop, proptest};
 use proptest::prop_assert_eq;
 use switchyard_policy::routing::{Route, route, split};
 use switchyard_policy::topology::{
-    MoveId, Node, NodeId, OVERRIDES_MAX, PartsError, PlaceError, Slot, Stage, Topology, Transit, crc16_slot,
+    MoveId, Node, NodeId, OVERRIDE_BYTES_MAX, OVERRIDES_MAX, PartsError, PlaceError, Slot, Stage, Topology, Transit,
+    UnusedOverrides, crc16_slot,
 };
 
 fn three() -> Topology {
@@ -102,28 +103,87 @@ fn stored_overrides_are_validated() {
     assert_eq!(stored(vec![(a.clone(), NodeId(7))]), Err(PartsError::OverrideAtUnknown { slot, node: NodeId(7) }));
     assert_eq!(stored(vec![(a.clone(), topology.owner_of(&a))]), Err(PartsError::OverrideAtOwner { slot }));
     assert_eq!(stored(vec![(a.clone(), away), (a, away)]), Err(PartsError::OverrideTwice { slot }));
-    let many = (0..=OVERRIDES_MAX).map(|i| key(&format!("{{a}}{i}")));
-    assert_eq!(stored(many.map(|k| (k, away)).collect()), Err(PartsError::OverrideCount(OVERRIDES_MAX + 1)));
+    let long = long_names(OVERRIDE_BYTES_MAX + 1);
+    assert_eq!(stored(long.into_iter().map(|k| (k, away)).collect()), Err(PartsError::OverrideCount(3)));
+}
+
+/// Three names in the slot of `a`, of this size together.
+fn long_names(bytes: usize) -> Vec<Arc<[u8]>> {
+    let name = |number: usize| {
+        let mut name = format!("{{a}}{number}").into_bytes();
+        name.resize(bytes / 3 + usize::from(number < bytes % 3), b'x');
+        name.into()
+    };
+    (0..3).map(name).collect()
 }
 
 #[test]
 fn overrides_are_bounded() {
     let topology = three();
-    let away = other(&topology, b"a");
-    let many: Vec<Arc<[u8]>> = (0..OVERRIDES_MAX).map(|i| key(&format!("{{a}}{i}"))).collect();
-    let keys = |count: usize| many[..count].iter().map(|k| &k[..]);
+    let (home, away) = (topology.owner_of(b"a"), other(&topology, b"a"));
+    let keys = |count: usize| std::iter::repeat_n(&b"{a}x"[..], count);
     assert_eq!(topology.room_for_overrides(keys(OVERRIDES_MAX), away), Ok(()));
-    let full = topology.keys_handed_over(&[], &many, away);
-    let error = full.room_for_overrides([&b"{a}more"[..]], away).expect_err("full");
-    assert_eq!((error.existing, error.requested), (OVERRIDES_MAX, 1));
+    assert!(topology.room_for_overrides(keys(OVERRIDES_MAX + 1), away).is_err());
+    assert_eq!(topology.room_for_overrides(keys(OVERRIDES_MAX + 1), home), Ok(()), "home is always possible");
+    let full = topology.keys_handed_over(&[], &long_names(OVERRIDE_BYTES_MAX - 4), away);
+    assert_eq!(full.room_for_overrides(keys(1), away), Ok(()));
+    let error = full.room_for_overrides(keys(2), away).expect_err("full");
+    assert_eq!((error.existing, error.requested), (3, 2));
     assert!(error.to_string().contains("--home"), "{error}");
-    assert_eq!(
-        full.room_for_overrides(keys(OVERRIDES_MAX), topology.owner_of(b"a")),
-        Ok(()),
-        "home is always possible"
+}
+
+#[test]
+fn only_unused_keys_return_from_a_nearly_full_directory() {
+    let first = three();
+    let away = other(&first, b"a");
+    let short: Vec<Arc<[u8]>> = (0..500).map(|i| key(&format!("{{a}}{i}{}", "x".repeat(40_000)))).collect();
+    // The three longest names do not fit a move, and stay.
+    let full = first.keys_handed_over(&[], &long_names(OVERRIDE_BYTES_MAX - (26 << 20)), away);
+    let full = full.keys_handed_over(&[], &short, away);
+    let use_half = || short.iter().step_by(2).for_each(|name| assert_eq!(full.lives_at(name), away));
+    let mut unused = UnusedOverrides::default();
+    assert_eq!(unused.advance(&full, 1.0, |_, _| false), [], "new entries count as used");
+    use_half();
+    assert_eq!(unused.advance(&full, 1.0, |slot, _| slot == crc16_slot(b"a")), [], "another move has the slot");
+    use_half();
+    // Its turn comes in the course of a circle, however slowly the hand turns.
+    let mut steps = (0..13).map(|_| unused.advance(&full, 0.0, |_, _| false));
+    let found = steps.find(|found| !found.is_empty()).expect("the hand has visited all slots");
+    let is_unused = |name: &Arc<[u8]>| short.iter().position(|other| other == name).is_some_and(|at| at % 2 == 1);
+    assert!(found.iter().all(|(name, node)| is_unused(name) && *node == away));
+    let returned: usize = found.iter().map(|(name, _)| name.len()).sum();
+    let excess = full.override_bytes() - (OVERRIDE_BYTES_MAX - OVERRIDE_BYTES_MAX / 8);
+    assert!(returned >= excess && returned < excess + 40_100, "{returned} instead of {excess}");
+    let rest = full.keys_handed_over(&[], found.iter().map(|(name, _)| name), first.owner_of(b"a"));
+    assert_eq!(unused.advance(&rest, 1.0, |_, _| false), [], "there is room again");
+    let again = rest.keys_handed_over(&[], found.iter().take(50).map(|(name, _)| name), away);
+    assert_eq!(unused.advance(&again, 1.0, |_, _| false), [], "the reserve is free");
+}
+
+#[test]
+fn keys_change_nodes_only_in_moving_slots() {
+    let before = three();
+    let (one, two) = (key("{a}1"), key("{b}2"));
+    let (slots, away) = ([crc16_slot(&one)], other(&before, &one));
+    let transit = Transit {
+        move_id: MoveId(1),
+        source: before.owner_of(&one),
+        target: away,
+        stage: Stage::Moving { leg: 0 },
+        keys_only: true,
+    };
+    let observed = before.with_transits([(Transit { stage: Stage::Observed, ..transit }, &slots[..])]).expect("one");
+    let moving = before.with_transits([(transit, &slots[..])]).expect("one");
+    let after = |topology: &Topology| topology.keys_handed_over(&slots, [&one], away);
+    assert!(after(&moving).moves_only_held_keys_since(&moving));
+    assert!(
+        !after(&observed).moves_only_held_keys_since(&observed) && !after(&before).moves_only_held_keys_since(&before)
     );
-    let long = vec![b'x'; 17 << 20];
-    assert!(topology.room_for_overrides([&long[..]], other(&topology, &long)).is_err());
+    let both = moving.keys_handed_over(&slots, [&one, &two], away);
+    assert_eq!(both.moves_only_held_keys_since(&moving), before.owner_of(&two) == away);
+    // A slot that arrives at the node of an override does not move its key.
+    let parted = after(&moving);
+    assert!(parted.handed_over(&slots, away).moves_only_held_keys_since(&parted));
 }
 
 proptest! {
@@ -161,20 +221,21 @@ proptest! {
     }
 }
 
-/// One change with the maximum number of overrides.
+/// One change of many overrides.
 #[test]
 fn a_change_among_many_overrides_lists_only_the_change() {
-    let keys: Vec<Arc<[u8]>> = (0..OVERRIDES_MAX).map(|number| key(&format!("key:{number}"))).collect();
+    const MANY: usize = 100_000;
+    let keys: Vec<Arc<[u8]>> = (0..MANY).map(|number| key(&format!("key:{number}"))).collect();
     let alone =
         |topology: &Topology| keys.iter().map(|key| (Arc::clone(key), other(topology, key))).collect::<Vec<_>>();
     let first = three();
     let full = first.clone().with_stored_overrides(alone(&first)).expect("as many as may be");
-    assert_eq!(full.override_count(), OVERRIDES_MAX);
+    assert_eq!(full.override_count(), MANY);
     let home = full.owner_of(&keys[7]);
     let next = full.keys_handed_over(&[], [&keys[7]], home);
     assert_eq!(next.overrides_since(&full), [(Arc::clone(&keys[7]), None)]);
     assert_eq!(full.overrides_since(&next), [(Arc::clone(&keys[7]), Some(other(&full, &keys[7])))]);
-    assert_eq!(next.override_count(), OVERRIDES_MAX - 1);
+    assert_eq!(next.override_count(), MANY - 1);
 }
 
 proptest! {
@@ -216,6 +277,31 @@ proptest! {
                 prop_assert_eq!(&made, &plain);
             }
             states.push((topology.clone(), plain.clone()));
+        }
+    }
+
+    /// Many keys of few slots, which divide the slots' parts of the trie.
+    #[test]
+    fn crowded_slots_equal_a_plain_map(steps in prop::collection::vec((0..2000_u32, 1..400_u32, 0..3_u16), 1..12)) {
+        let name = |number: u32| key(&format!("{{{}}}{number}", number % 3));
+        let first = three();
+        let (mut topology, mut plain) = (first.clone(), BTreeMap::new());
+        for (from, count, target) in steps {
+            let keys: Vec<Arc<[u8]>> = (from..from + count).map(name).collect();
+            let before = topology.clone();
+            topology = topology.keys_handed_over(&[], &keys, NodeId(target));
+            let was: BTreeMap<Arc<[u8]>, NodeId> = plain.clone();
+            plain.extend(keys.into_iter().map(|key| (key, NodeId(target))));
+            plain.retain(|key, node| topology.owner_of(key) != *node);
+            for number in 0..2400 {
+                let name = name(number);
+                prop_assert_eq!(topology.placement_override(&name), plain.get(&name).copied());
+            }
+            let changed = plain.iter().filter(|(key, node)| was.get(*key) != Some(*node)).count();
+            let removed = was.keys().filter(|key| !plain.contains_key(*key)).count();
+            prop_assert_eq!(topology.overrides_since(&before).len(), changed + removed);
+            let again = first.clone().with_stored_overrides(plain.clone()).expect("valid").at_epoch(topology.epoch());
+            prop_assert_eq!(&again, &topology, "equal whatever the history");
         }
     }
 }

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
-use switchyard_policy::migration::{Goal, MoveOptions, MoveOrder, Protocol, Record};
-use switchyard_policy::topology::{AdoptionGoal, MoveId, NodeId, RuleSet, Server, Slot, Topology};
+use switchyard_policy::migration::{Goal, Key, MoveOptions, MoveOrder, Protocol, Record};
+use switchyard_policy::topology::{
+    AdoptionGoal, MOVE_KEY_BYTES_MAX, MOVE_KEYS_MAX, MoveId, NodeId, RuleSet, Server, Slot, Topology,
+};
 use switchyard_router::{Router, UserRequest};
 
 use super::Moves;
@@ -45,6 +47,17 @@ fn protocol(request: &MoveOptionsRequest, configured: Protocol) -> Result<Protoc
         return Err(invalid(format!("protocol {word} loses keys, and {NO_RESEARCH}")));
     }
     parse_keyword(&offered, word).map_err(|error| invalid(format!("protocol: {error}")))
+}
+
+/// Fails if one move cannot have these keys.
+pub(crate) fn check_size<'k>(keys: impl ExactSizeIterator<Item = &'k Key>) -> Result<(), OperationError> {
+    if keys.len() <= MOVE_KEYS_MAX && keys.map(|key| key.len()).sum::<usize>() <= MOVE_KEY_BYTES_MAX {
+        return Ok(());
+    }
+    Err(conflict(format!(
+        "more than {MOVE_KEYS_MAX} keys, or keys with names of more than {} MiB together, cannot be one move: choose a pattern that matches fewer keys, or move whole slots (--slots)",
+        MOVE_KEY_BYTES_MAX >> 20
+    )))
 }
 
 /// Fails if slots would move during an adoption of rules other than by it: passages are made for the owners that slots
@@ -317,6 +330,7 @@ impl Moves {
         let topology = self.topology_now()?;
         check_adoption(&topology, &orders)?;
         self.check_conflicts(&orders)?;
+        orders.iter().filter_map(|order| order.keys.as_ref()).try_for_each(|keys| check_size(keys.iter()))?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
             return Err(conflict(format!(

@@ -107,6 +107,11 @@ impl Colocations {
         drop(self.sender.send(what));
     }
 
+    /// Whether an operation is in progress that requires that no move is.
+    pub(crate) fn are_paused(&self) -> bool {
+        *self.pauses() > 0
+    }
+
     fn pauses(&self) -> MutexGuard<'_, usize> {
         self.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }

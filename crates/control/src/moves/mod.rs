@@ -23,7 +23,7 @@ mod resume;
 #[cfg(not(feature = "research"))]
 mod unpublished;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
 use tracing::{error, info, warn};
 
-pub(crate) use self::accept::RulesChange;
+pub(crate) use self::accept::{RulesChange, check_size};
 pub(crate) use self::colocate::ColocationPause;
 pub(crate) use self::copies::CopyRemoval;
 use self::ended::{ENDED, EndedMove};
@@ -172,6 +172,18 @@ impl Moves {
     /// Drained nodes.
     pub(crate) fn drained(&self) -> &Arc<Drained> {
         &self.drained
+    }
+
+    /// Nodes of open moves that no command waits for.
+    pub(crate) fn nodes_of_long_moves(&self) -> BTreeSet<NodeId> {
+        let state = self.state();
+        let long = state.open.values().filter(|planned| planned.order.needed_keys().is_none());
+        long.flat_map(|planned| planned.order.nodes()).collect()
+    }
+
+    /// Slots that take part in open moves.
+    pub(crate) fn open_slots(&self) -> BTreeSet<Slot> {
+        self.state().open.values().flat_map(|planned| planned.order.slots.iter().copied()).collect()
     }
 
     /// State of colocation.

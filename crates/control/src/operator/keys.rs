@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Protocol, is_temporary};
-use switchyard_policy::topology::{NodeId, OVERRIDES_MAX, Placement, TooManyOverrides, Topology};
+use switchyard_policy::topology::{MOVE_KEY_BYTES_MAX, MOVE_KEYS_MAX, NodeId, Placement, Topology};
 use switchyard_resp::glob;
 use switchyard_resp::units::counted;
 use switchyard_router::Router;
 
 use super::{Operator, node_named};
 use crate::admin::{MoveRequest, OperationError, PlanReport, conflict, invalid};
+use crate::moves::check_size;
 use crate::nodes::NodeConnection;
 
 /// Timeout for one reply of a node.
@@ -63,7 +64,7 @@ impl Operator {
                 let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
                     // A single key is at a single node.
                     None if is_plain(pattern) => {
-                        vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())]
+                        vec![(topology.node_of(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())]
                     }
                     _ => {
                         let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
@@ -74,6 +75,7 @@ impl Operator {
                         )?
                     }
                 };
+                by_source.iter().try_for_each(|(_, keys)| check_size(keys.iter()))?;
                 let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
                 self.check_room(topology, &all, target)?;
                 let away = by_source.into_iter().filter(|(source, _)| *source != target);
@@ -107,30 +109,43 @@ impl Operator {
         Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan })
     }
 
-    /// Returns moves that return a node's placement overrides to the slot owners: one per owner.
+    /// Returns moves that return a node's placement overrides to the slot owners: one per owner, or several if the keys
+    /// of one exceed the limits of a move. No two moves have a slot in common, so of a slot whose own keys exceed them,
+    /// some stay.
     pub(super) fn plan_returns(
         topology: &Topology,
         node: NodeId,
         pattern: Option<&str>,
         how: MoveOptions,
     ) -> Vec<MoveOrder> {
-        let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
-        for (key, at) in topology.placement_overrides() {
-            if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
-                by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
+        let mut by_owner: BTreeMap<NodeId, Vec<KeyGroup>> = BTreeMap::new();
+        for slot in topology.slots() {
+            let is_wanted = |(key, at): &(&Key, NodeId)| {
+                *at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key))
+            };
+            let mut of_slot = KeyGroup::default();
+            topology.overrides_in(slot).filter(is_wanted).for_each(|(key, _)| of_slot.add(key));
+            if of_slot.keys.is_empty() {
+                continue;
+            }
+            let groups = by_owner.entry(topology.owner(slot)).or_default();
+            match groups.last_mut().filter(|group| group.has_room_for(of_slot.keys.len(), of_slot.bytes)) {
+                Some(group) => of_slot.keys.iter().for_each(|key| group.add(key)),
+                None => groups.push(of_slot),
             }
         }
-        by_owner
-            .into_iter()
-            .filter_map(|(owner, keys)| order(topology.placement(), node, owner, keys, pattern, how))
-            .collect()
+        let orders = |(owner, groups): (NodeId, Vec<KeyGroup>)| {
+            let order = move |group: KeyGroup| order(topology.placement(), node, owner, group.keys, pattern, how);
+            groups.into_iter().filter_map(order)
+        };
+        by_owner.into_iter().flat_map(orders).collect()
     }
 
     /// Keys of a node that match. A pattern without special characters is used as a name, whether the key exists or
     /// not.
     fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, OperationError> {
         if is_plain(pattern) {
-            let at = topology.lives_at(pattern.as_bytes());
+            let at = topology.node_of(pattern.as_bytes());
             if at != source {
                 return Err(conflict(format!(
                     "that key lives at {}, not at {}",
@@ -175,16 +190,12 @@ impl Operator {
                 };
                 for key in page.items() {
                     // A key that is stored there without living there is a leftover.
-                    if !is_temporary(key.bytes()) && topology.lives_at(key.bytes()) == source {
+                    if !is_temporary(key.bytes()) && topology.node_of(key.bytes()) == source {
                         found.insert(key.bytes().into());
                     }
                 }
-                if found.len() > OVERRIDES_MAX {
-                    let there = topology.placement_overrides().count();
-                    return Err(conflict(format!(
-                        "more than {OVERRIDES_MAX} keys match: {}",
-                        TooManyOverrides { existing: there, requested: found.len() }
-                    )));
+                if found.len() > MOVE_KEYS_MAX {
+                    check_size(found.iter())?;
                 }
                 cursor = next.bytes().to_vec();
                 if cursor == b"0" {
@@ -206,6 +217,26 @@ impl Operator {
         let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_overrides(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
+    }
+}
+
+/// Keys of one move, within its limits.
+#[derive(Default)]
+struct KeyGroup {
+    keys: BTreeSet<Key>,
+    bytes: usize,
+}
+
+impl KeyGroup {
+    fn has_room_for(&self, keys: usize, bytes: usize) -> bool {
+        self.keys.len() + keys <= MOVE_KEYS_MAX && self.bytes + bytes <= MOVE_KEY_BYTES_MAX
+    }
+
+    /// Adds a key, if there is room for it.
+    fn add(&mut self, key: &Key) {
+        if self.has_room_for(1, key.len()) && self.keys.insert(Arc::clone(key)) {
+            self.bytes += key.len();
+        }
     }
 }
 
@@ -240,7 +271,7 @@ fn is_plain(pattern: &str) -> bool {
 }
 
 /// Returns a move of these keys, if there are any.
-fn order(
+pub(super) fn order(
     placement: &Placement,
     source: NodeId,
     target: NodeId,
@@ -305,5 +336,19 @@ mod tests {
                 .all(|key| key.starts_with(b"a:"))
         );
         assert!(Operator::plan_returns(&parted, NodeId(1), None, MoveOptions::default()).is_empty());
+    }
+
+    #[test]
+    fn returns_beyond_the_limits_of_a_move_are_several_moves() {
+        let names: Vec<String> = (0..2).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
+        let topology = Topology::even(&names).expect("two nodes");
+        let long = |number: u32| Key::from(format!("{number}{}", "x".repeat(MOVE_KEY_BYTES_MAX / 3)).into_bytes());
+        let keys: Vec<Key> = (0..).map(long).filter(|key| topology.owner_of(key) == NodeId(0)).take(5).collect();
+        let parted = topology.keys_handed_over(&[], &keys, NodeId(1));
+        let home = Operator::plan_returns(&parted, NodeId(1), None, MoveOptions::default());
+        let sizes: Vec<usize> = home.iter().filter_map(|order| order.keys.as_deref().map(<[Key]>::len)).collect();
+        assert_eq!(sizes, [2, 2, 1]);
+        let slots: Vec<Slot> = home.iter().flat_map(|order| order.slots.clone()).collect();
+        assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len(), "no two moves share a slot");
     }
 }

@@ -44,8 +44,8 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
 
 pub(crate) fn slots_report(topology: &Topology) -> SlotsReport {
     let mut overrides: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
-    for (key, node) in topology.placement_overrides() {
-        *overrides.entry((topology.slot_of(key), node)).or_default() += 1;
+    for slot in topology.slots() {
+        topology.overrides_in(slot).for_each(|(_, node)| *overrides.entry((slot, node)).or_default() += 1);
     }
     let of_transit = |transit: &Transit| {
         let slots: Vec<Slot> = topology.slots().filter(|slot| topology.transit(*slot) == Some(transit)).collect();
@@ -92,7 +92,7 @@ pub(crate) fn location_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereRep
             slot: slot.number(),
             hash_tag: topology.placement().hash_tag(key).map(shown),
             owner: name(topology, topology.owner(slot)),
-            node: name(topology, topology.lives_at(key)),
+            node: name(topology, topology.node_of(key)),
             relocated: topology.placement_override(key).is_some(),
             in_transit: topology.transit(slot).map(|transit| transit_report(topology, transit, &[slot])),
         }

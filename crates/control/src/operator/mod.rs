@@ -15,6 +15,7 @@ mod planner;
 mod resp;
 mod ring;
 mod rules;
+mod unused;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -48,6 +49,7 @@ pub(crate) use map::{location_report, slots_report, text_of};
 pub use resp::listen;
 use ring::ServerList;
 use rules::RuleAdoption;
+use unused::UnusedKeys;
 
 fn json(value: &impl Serialize) -> Result<Value, OperationError> {
     serde_json::to_value(value).map_err(|error| OperationError::Failed(error.to_string()))
@@ -63,6 +65,7 @@ pub struct Operator {
     drained: Arc<Drained>,
     ring: ServerList,
     rules: RuleAdoption,
+    unused: UnusedKeys,
     /// Names of the configured nodes.
     listed: RwLock<BTreeSet<String>>,
     /// Weights by node name.
@@ -92,7 +95,7 @@ impl Operator {
         let rules = RuleAdoption::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
         let autoscaler = Autoscaler::open(Arc::clone(&store), directory.to_owned())?;
-        let (listed, weights, capacities, planning) = <_>::default();
+        let (unused, listed, weights, capacities, planning) = <_>::default();
         Ok(Arc::new(Self {
             moves,
             running,
@@ -101,6 +104,7 @@ impl Operator {
             drained,
             ring,
             rules,
+            unused,
             listed,
             weights,
             capacities,

@@ -41,6 +41,7 @@ impl Operator {
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
         self.planner.log_rest(now);
+        self.return_unused_keys(&topology, now);
         self.planner.keep_relocated(|key| topology.placement_override(key));
         if self.planner.is_idle() {
             return;

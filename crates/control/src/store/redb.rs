@@ -3,16 +3,15 @@
 //! Uses redb, because a change of placement must be durable before its effect, atomically and with checksums. Also,
 //! records of moves will need ordered tables, which writing files in place or renaming over them does not provide. The
 //! topology is a row of JSON rather than a table of slots: it is small, replaced as a whole, and legible for operators.
-//! Placement overrides have a table of their own: there may be tens of thousands, and a change writes only the changed
-//! entries.
+//! Placement overrides have a table of their own: there may be a million, and a change writes only the changed entries.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod row;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -21,10 +20,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::failover::Record;
-use switchyard_policy::topology::{
-    Continuum, Node, NodeId, Placement, Ruled, SLOT_COUNT, StoredContinuum, StoredRules, Topology,
-};
+use switchyard_policy::topology::Topology;
 
+use self::row::{Loaded, decode, encode, load_overrides};
 use super::lock::DirectoryLock;
 use super::{Store, StoreError};
 
@@ -48,7 +46,8 @@ const EXCEPTIONS: TableDefinition<'_, &[u8], u16> = TableDefinition::new("except
 /// Newest version of Switchyard that has written here, named in errors about unsupported content.
 const VERSION_KEY: &str = "version";
 
-/// The state is at most some megabytes and read at the start. The default of redb would be a gigabyte.
+/// The state is read at the start, and is small without many placement overrides. The default of redb would be a
+/// gigabyte.
 const CACHE_BYTES: usize = 4 << 20;
 
 /// Store in a local directory. While it lives, no other process can open it.
@@ -56,7 +55,7 @@ pub struct RedbStore {
     /// `None` after a failure, until the database was reopened.
     database: RwLock<Option<Database>>,
     file: PathBuf,
-    /// Stored topology, after a write. `None` after a failure, because the stored content is unknown.
+    /// Stored topology, after a read or write. `None` after a failure, because the stored content is unknown.
     saved: Mutex<Option<Topology>>,
     /// Error of the last write.
     trouble: Mutex<Option<String>>,
@@ -222,10 +221,14 @@ impl RedbStore {
 
 impl Store for RedbStore {
     fn load_topology(&self) -> Result<Option<Topology>, StoreError> {
-        self.read(|transaction| match transaction.open_table(DOCUMENTS)?.get(TOPOLOGY_KEY)? {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = self.read(|transaction| match transaction.open_table(DOCUMENTS)?.get(TOPOLOGY_KEY)? {
             Some(row) => decode(row.value(), || load_overrides(&transaction.open_table(EXCEPTIONS)?)).map(Some),
             None => Ok(None),
-        })
+        })?;
+        // So that the first change after a start does not write a million entries again.
+        *saved = loaded.as_ref().filter(|loaded| loaded.overrides_apart).map(|loaded| loaded.topology.clone());
+        Ok(loaded.map(|loaded| loaded.topology))
     }
 
     fn save_topology(&self, topology: &Topology) -> Result<(), StoreError> {
@@ -236,13 +239,12 @@ impl Store for RedbStore {
         self.write(|transaction| {
             let mut documents = transaction.open_table(DOCUMENTS)?;
             let mut exceptions = transaction.open_table(EXCEPTIONS)?;
-            let is_known = known.is_some();
             let stored = match (known, documents.get(TOPOLOGY_KEY)?) {
-                (Some(known), Some(_)) => Some(known),
+                (Some(topology), Some(_)) => Some(Loaded { topology, overrides_apart: true }),
                 (_, Some(row)) => Some(decode(row.value(), || load_overrides(&exceptions))?),
                 (_, None) => None,
             };
-            if let Some(stored) = &stored {
+            if let Some(Loaded { topology: stored, .. }) = &stored {
                 if stored == topology {
                     return Ok(());
                 }
@@ -251,10 +253,9 @@ impl Store for RedbStore {
                 }
             }
             documents.insert(TOPOLOGY_KEY, document.as_slice())?;
-            let mut changes: Vec<_> = match stored.filter(|_| is_known) {
-                Some(stored) => topology.overrides_since(&stored),
-                // After opening, write all entries regardless of the table's content, because the first version had no
-                // table.
+            let mut changes: Vec<_> = match stored.filter(|stored| stored.overrides_apart) {
+                Some(stored) => topology.overrides_since(&stored.topology),
+                // The first version had no table, so write all entries whatever the table contains.
                 None => {
                     exceptions.retain(|_, _| false)?;
                     topology.placement_overrides().map(|(key, node)| (Arc::clone(key), Some(node))).collect()
@@ -374,9 +375,9 @@ fn open_file(path: &Path) -> io::Result<File> {
 
 /// Opens the file and verifies all of it.
 ///
-/// By itself redb verifies its checksums only after a crash. The file is small, and this happens once per start. Damage
-/// that redb meets before its verification can make it panic (an index outside of a range that the file declares). The
-/// panic is caught, because it means the same: nothing of the half-opened database is kept.
+/// By itself redb verifies its checksums only after a crash. This reads the whole file, once per start. Damage that redb
+/// reads before its verification can cause a panic (an index outside of a range that the file declares). The panic is
+/// caught, because the file is damaged then, too: nothing of the half-opened database is kept.
 fn open_database(file: File) -> Result<Database, Failure> {
     let open = || {
         let same = file.try_clone().map_err(redb::Error::Io)?;
@@ -442,37 +443,6 @@ impl Failure {
     }
 }
 
-/// Stored form of a topology.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    epoch: u64,
-    next_id: u32,
-    nodes: Vec<NodeDocument>,
-    /// First slot, last slot, number of the owner.
-    ranges: Vec<(u16, u16, u16)>,
-    /// Placement overrides as the first version wrote them: name in hexadecimal, and number of the node.
-    #[serde(default, skip_serializing)]
-    exceptions: Vec<(String, u16)>,
-    /// Number of placement overrides in [`EXCEPTIONS`]. Programs that do not know the table do not know this field
-    /// either, and refuse the file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    exceptions_apart: Option<usize>,
-    /// Continuum that maps keys to slots instead of CRC16. Programs without support refuse the file, as above.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    continuum: Option<StoredContinuum>,
-    /// Placement rules, if the fleet has had any. Programs without support refuse the file, as above.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    rules: Option<StoredRules>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NodeDocument {
-    id: u16,
-    name: String,
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PrimaryDocument {
@@ -481,85 +451,13 @@ struct PrimaryDocument {
     replication_id: Option<String>,
 }
 
-fn encode(topology: &Topology) -> Vec<u8> {
-    let document = Document {
-        epoch: topology.epoch(),
-        next_id: topology.next_id(),
-        nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
-        ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
-        exceptions: Vec::new(),
-        exceptions_apart: Some(topology.override_count()).filter(|count| *count > 0),
-        continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
-        rules: topology.ruled().map(|ruled| ruled.stored()),
-    };
-    serde_json::to_vec(&document).expect("numbers and strings are always JSON")
-}
-
-/// Key, and the node where it lives.
-type PlacedKey = (Arc<[u8]>, NodeId);
-
-/// All keys of [`EXCEPTIONS`].
-fn load_overrides(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<PlacedKey>, Failure> {
-    let mut all = Vec::new();
-    for row in table.iter()? {
-        let (key, node) = row?;
-        all.push((key.value().into(), NodeId(node.value())));
-    }
-    Ok(all)
-}
-
-/// Parses a topology. `load_overrides` reads the keys in the table.
-fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<PlacedKey>, Failure>) -> Result<Topology, Failure> {
-    let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
-    let document: Document = serde_json::from_slice(bytes).map_err(|error| parse_failure("topology", &error))?;
-    let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
-    let ranges =
-        document.ranges.iter().map(|(first, last, owner)| (NodeId(*owner), RangeInclusive::new(*first, *last)));
-    let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id)
-        .map_err(|error| bad(error.to_string()))?;
-    let (count, end) = document.ranges.iter().fold((0, 0), |(count, end), (first, last, _)| {
-        (count + last.abs_diff(*first) as usize + 1, end.max(usize::from(*last) + 1))
-    });
-    let topology = match (document.continuum, document.rules) {
-        (None, None) => topology,
-        (Some(_), Some(_)) => return Err(bad("it has both a continuum and rules".to_owned())),
-        (Some(stored), None) => {
-            let continuum = Continuum::try_from(stored).map_err(|error| bad(error.to_string()))?;
-            topology.with_stored_placement(Placement::Continuum(continuum.into()))
-        }
-        (None, Some(stored)) => {
-            let ruled = Ruled::try_from(stored).map_err(|error| bad(error.to_string()))?;
-            topology.with_stored_placement(Placement::Ruled(ruled.into()))
-        }
-    };
-    let expected = topology.placement().slots().max(SLOT_COUNT);
-    if count != expected || end != expected {
-        return Err(bad(format!("it has owners of {count} slots, up to number {end}, instead of {expected}")));
-    }
-    let exceptions = match document.exceptions_apart {
-        Some(count) => {
-            let apart = apart()?;
-            if apart.len() != count {
-                return Err(bad(format!("it counts {count} placement overrides, and {} are on record", apart.len())));
-            }
-            apart
-        }
-        None => {
-            let key = |(name, node): &(String, u16)| Some((hex::decode(name).ok()?.into(), NodeId(*node)));
-            let keys: Option<Vec<PlacedKey>> = document.exceptions.iter().map(key).collect();
-            keys.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?
-        }
-    };
-    topology.with_stored_overrides(exceptions).map_err(|error| bad(error.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::net::Ipv4Addr;
     use std::os::unix::fs::PermissionsExt;
 
-    use switchyard_policy::topology::{OverlaidTopology, Rule, RuleSet, Scheme, Server};
+    use switchyard_policy::topology::{Continuum, Node, NodeId, OverlaidTopology, Rule, RuleSet, Scheme, Server};
 
     use super::*;
 
@@ -738,6 +636,21 @@ mod tests {
         tamper(parent.path(), |transaction| drop(transaction.open_table(EXCEPTIONS).expect("opens").pop_first()));
         let error = RedbStore::open(parent.path()).expect("opens").load_topology().expect_err("damaged").to_string();
         assert!(error.contains("placement overrides"), "{error}");
+    }
+
+    #[test]
+    fn early_versions_refuse_more_placement_overrides_than_they_support() {
+        let first = topology(&["a:1", "b:1"]);
+        let names: Vec<Arc<[u8]>> = [b'a', b'b'].map(|byte| vec![byte; 9 << 20].into()).to_vec();
+        let away = |key: &[u8]| NodeId(1 - first.owner_of(key).0);
+        let few = first.keys_handed_over(&[], [&names[0]], away(&names[0]));
+        let many = few.keys_handed_over(&[], [&names[1]], away(&names[1]));
+        let row = |topology: &Topology| String::from_utf8(encode(topology)).expect("JSON");
+        assert!(!row(&few).contains("exceptions_many") && row(&many).contains("exceptions_many"));
+        let directory = temporary();
+        RedbStore::open(directory.path()).expect("opens").save_topology(&many).expect("saves");
+        let loaded = RedbStore::open(directory.path()).expect("opens again").load_topology().expect("loads");
+        assert_eq!(loaded, Some(many));
     }
 
     #[test]

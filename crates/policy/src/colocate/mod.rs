@@ -17,7 +17,9 @@ mod target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{MoveId, NodeId, OVERRIDES_MAX, Placement, Slot, Stage, Topology};
+use crate::topology::{
+    MOVE_KEY_BYTES_MAX, MOVE_KEYS_MAX, MoveId, NodeId, OVERRIDES_MAX, Placement, Slot, Stage, Topology,
+};
 pub use recent::RecentGroups;
 use target::{Target, targets};
 
@@ -166,11 +168,26 @@ pub struct Colocation {
     pub keys: BTreeMap<Arc<[u8]>, usize>,
     /// Indexes of all requests for any of the keys. Empty if they come along: then no request needs the move.
     pub wanted_by: BTreeSet<usize>,
+    /// Total size of the names, in bytes.
+    bytes: usize,
 }
 
 impl Colocation {
     fn empty((source, target): (NodeId, NodeId)) -> Self {
-        Self { source, target, keys: BTreeMap::new(), wanted_by: BTreeSet::new() }
+        Self { source, target, keys: BTreeMap::new(), wanted_by: BTreeSet::new(), bytes: 0 }
+    }
+
+    /// Adds a key. Returns false if the move has the maximum size: then the key follows in the next one.
+    fn add(&mut self, key: &Arc<[u8]>, place: usize) -> bool {
+        if self.keys.contains_key(key) {
+            return true;
+        }
+        let fits = self.keys.len() < MOVE_KEYS_MAX && self.bytes + key.len() <= MOVE_KEY_BYTES_MAX;
+        if fits {
+            self.bytes += key.len();
+            self.keys.insert(Arc::clone(key), place);
+        }
+        fits
     }
 }
 
@@ -210,7 +227,11 @@ impl Request {
         match wanted {
             ColocationRequest::Keys(keys) => of_slot(keys.clone(), keys.first().map(|key| topology.slot_of(key))),
             ColocationRequest::Slot(slot) => {
-                of_slot(topology.overrides_in(*slot).map(|(key, _)| Arc::clone(key)).collect(), Some(*slot))
+                let mut keys: Vec<Arc<[u8]>> = topology.overrides_in(*slot).map(|(key, _)| Arc::clone(key)).collect();
+                keys.sort_unstable();
+                // The others follow when these are at the owner.
+                keys.truncate(MOVE_KEYS_MAX);
+                of_slot(keys, Some(*slot))
             }
             ColocationRequest::Several { keys, at } => Self { keys: keys.clone(), slot: None, at: *at },
         }
@@ -252,7 +273,10 @@ pub fn plan(fleet: &Fleet<'_>, wanted: &[&ColocationRequest]) -> Plan {
         let keys = own.chain(draft.take_along(places[0], target)).collect();
         groups.push(Group { wanted_by: places, keys });
     }
-    Plan { standings, moves: draft.moves.into_values().chain(draft.along.into_values()).collect(), groups }
+    // A name that no move may have leaves its move empty.
+    let moves =
+        draft.moves.into_values().chain(draft.along.into_values()).filter(|colocation| !colocation.keys.is_empty());
+    Plan { standings, moves: moves.collect(), groups }
 }
 
 /// A plan in preparation.
@@ -336,16 +360,18 @@ impl Draft<'_> {
         }
     }
 
-    /// Adds a key to the move between these nodes. Returns false if its slot takes part in a different move: then the key
-    /// follows later.
+    /// Adds a key to the move between these nodes. Returns false if its slot takes part in a different move, or the move is
+    /// full: then the key follows later.
     fn move_key(&mut self, place: usize, key: &Arc<[u8]>, slot: Slot, between: (NodeId, NodeId)) -> bool {
         if *self.between.entry(slot).or_insert(between) != between {
             return false;
         }
         let colocation = self.moves.entry(between).or_insert_with(|| Colocation::empty(between));
-        colocation.keys.entry(Arc::clone(key)).or_insert(place);
-        colocation.wanted_by.insert(place);
-        true
+        let is_added = colocation.add(key, place);
+        if is_added {
+            colocation.wanted_by.insert(place);
+        }
+        is_added
     }
 
     /// Adds moves of keys that were together with the keys of a group, as far as these are free. Returns the keys that
@@ -361,9 +387,11 @@ impl Draft<'_> {
                 if !self.may_come_along(key, slot, between) {
                     continue;
                 }
-                self.between_along.insert(slot, between);
                 let colocation = self.along.entry(between).or_insert_with(|| Colocation::empty(between));
-                colocation.keys.insert(Arc::clone(key), place);
+                if !colocation.add(key, place) {
+                    continue;
+                }
+                self.between_along.insert(slot, between);
             }
             arriving.push(Arc::clone(key));
         }

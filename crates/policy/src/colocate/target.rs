@@ -91,7 +91,7 @@ fn target(fleet: &Fleet<'_>, keys: &BTreeSet<&Arc<[u8]>>, required: Option<NodeI
             owners.push(owner);
         }
         for key in recent.values().flat_map(|group| group.iter()).filter(|key| !keys.contains(key)) {
-            let (at, owner) = (topology.lives_at(key), topology.owner_of(key));
+            let (at, owner) = (topology.node_of(key), topology.owner_of(key));
             if let Some(votes) = votes.get_mut(&at) {
                 votes.keys += 1 + usize::from(at != owner);
             }
@@ -105,7 +105,7 @@ fn target(fleet: &Fleet<'_>, keys: &BTreeSet<&Arc<[u8]>>, required: Option<NodeI
         };
         votes.into_iter().max_by_key(rank).map(|(node, _)| node)
     })?;
-    let is_there = |key: &Arc<[u8]>| topology.lives_at(key) == node;
+    let is_there = |key: &Arc<[u8]>| topology.node_of(key) == node;
     let along = recent.into_values().flat_map(|group| {
         let moves = group.iter().any(|key| keys.contains(&key) && !is_there(key));
         group.iter().filter(move |key| !keys.contains(key) && (moves || is_there(key)))

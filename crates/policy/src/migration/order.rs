@@ -89,7 +89,7 @@ impl MoveOrder {
     #[must_use]
     pub fn is_at_source(&self, topology: &Topology) -> bool {
         match &self.keys {
-            Some(keys) => keys.iter().all(|key| topology.lives_at(key) == self.source),
+            Some(keys) => keys.iter().all(|key| topology.node_of(key) == self.source),
             None => self.slots.iter().all(|slot| topology.owner(*slot) == self.source),
         }
     }

@@ -223,7 +223,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &
             () if is_needed => Some(PinnedReason::NeededAtHome),
             () => None,
         };
-        let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));
+        let (at, home, is_cold) = (topology.node_of(key), topology.owner(slot), cold.contains(key));
         KeyAt { key: key.into(), slot, at, home, reads: 0.0, writes: 0.0, copied: 0.0, bytes: 0, is_cold, stays }
     };
     // A weighted rate lags behind for a key that has just become hot. Add the segment that found the key, because

@@ -6,6 +6,7 @@
 //! move no slots by themselves. [`Topology::place`] reconciles the stored map with the configured nodes.
 
 mod continuum;
+mod directory;
 mod first;
 mod hashes;
 mod overlay;
@@ -17,9 +18,9 @@ mod ruled;
 mod rules;
 mod slot;
 mod transit;
+mod unused;
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 pub use continuum::{
     Continuum, ContinuumError, Distribution, FIRST_SLOTS_MAX, PLACES_MAX, Scheme, Server, StoredContinuum,
@@ -27,7 +28,7 @@ pub use continuum::{
 pub use first::{First, Fit, Sample, judge};
 pub use hashes::Hash;
 pub use overlay::Overlay;
-pub use overrides::{EXCEPTION_BYTES_MAX, OVERRIDES_MAX, TooManyOverrides};
+pub use overrides::{MOVE_KEY_BYTES_MAX, MOVE_KEYS_MAX, OVERRIDE_BYTES_MAX, OVERRIDES_MAX, TooManyOverrides};
 pub use place::{MAX_NODES, OverlaidTopology, OverlayError, PartsError, PlaceError, Placed};
 pub use placement::{OtherPlacement, Placement};
 pub use presets::{PRESETS, Preset};
@@ -35,6 +36,7 @@ pub use ruled::{ADOPTION_OWNERS_MAX, AdoptionError, AdoptionGoal, Ruled, StoredR
 pub use rules::{CaptureEnd, PATTERN_BYTES_MAX, PATTERNS_MAX, Pattern, Rule, RuleError, RuleMatch, RuleSet};
 pub use slot::{SLOT_COUNT, SLOT_NUMBERS, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
+pub use unused::UnusedOverrides;
 
 /// Node id. Constant within a state directory and never reused, so it is valid as an array index (see
 /// [`Topology::node_id_bound`]) and in journals. Ids of removed nodes leave gaps.
@@ -72,8 +74,8 @@ pub struct Topology {
     next_id: u32,
     /// Slots in transit; `None` if there are none.
     marks: Option<transit::Marks>,
-    /// Placement overrides; `None` if there are none.
-    overrides: Option<Arc<overrides::PlacementOverrides>>,
+    /// Placement overrides.
+    directory: directory::Directory,
     /// Members of a cluster that own no slots, but may have keys of slots that migrate. `None` if the nodes are no
     /// members of a cluster, which decides where slots are.
     receivers: Option<Vec<NodeId>>,
@@ -202,9 +204,8 @@ impl Topology {
         // Slots in [`Stage::Observed`] still have all keys at the owner.
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
-        let alone = self.placement_overrides().map(|(_, node)| node);
         let receivers = self.receivers.iter().flatten().copied();
-        for node in self.in_use().iter().copied().chain(moving).chain(alone).chain(receivers) {
+        for node in self.in_use().iter().copied().chain(moving).chain(self.directory.nodes()).chain(receivers) {
             if let Some(keeps) = keeps.get_mut(node.index()) {
                 *keeps = true;
             }
@@ -244,13 +245,15 @@ impl std::fmt::Debug for Topology {
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)
             .field("transits", &self.transits().collect::<Vec<_>>())
-            .field("overrides", &self.placement_overrides().count())
+            .field("overrides", &self.override_count())
             .finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use super::directory::Directory;
 use super::slot::UNUSED_OWNER;
 use super::{
     Continuum, ContinuumError, Node, NodeId, Overlay, Placement, SLOT_COUNT, SLOT_NUMBERS, Server, Slot, Topology,
@@ -282,13 +283,22 @@ impl Topology {
     /// Returns the topology of epoch 1, without moves and exceptions.
     fn unmoved(placement: Placement, nodes: Vec<Node>, owners: Box<[NodeId; SLOT_NUMBERS]>) -> Self {
         let next_id = nodes.len() as u32;
-        Self { epoch: 1, placement, nodes, owners, next_id, marks: None, overrides: None, receivers: None }
+        Self {
+            epoch: 1,
+            placement,
+            nodes,
+            owners,
+            next_id,
+            marks: None,
+            directory: Directory::default(),
+            receivers: None,
+        }
     }
 
     /// Returns the topology with the stored placement. Must precede the placement overrides.
     #[must_use]
     pub fn with_stored_placement(self, placement: Placement) -> Self {
-        debug_assert!(self.overrides.is_none(), "overrides are kept by slot");
+        debug_assert!(!self.has_overrides(), "overrides are kept by slot");
         Self { placement, ..self }
     }
 
@@ -382,7 +392,7 @@ impl Topology {
             owners,
             next_id,
             marks: stored.marks.clone(),
-            overrides: stored.overrides.clone(),
+            directory: stored.directory.clone(),
             receivers: stored.receivers.clone(),
         };
         Ok(Placed { topology, changed, joined, removed })
@@ -450,7 +460,7 @@ impl Topology {
             owners: map,
             next_id,
             marks: None,
-            overrides: None,
+            directory: Directory::default(),
             receivers: None,
         })
     }

@@ -122,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let misplaced = MisplacedKeys::find(&topology, &shared, |i, visit| {
             each_key(&mut connections[i], None, visit).with_context(|| format!("node {}", counted[i].name))
         })?;
-        topology = settle(topology, misplaced, arguments.prefer_largest_copy)?;
+        topology = settle(topology, misplaced, arguments.prefer_largest_copy, OVERRIDES_MAX)?;
     }
     for node in topology.nodes() {
         println!("node {} gets {} slots", node.name, count(topology.slots_of(node.id) as u64));
@@ -243,8 +243,14 @@ impl MisplacedKeys {
 /// Maximum number of key names in the output.
 const SHOWN: usize = 10;
 
-/// Returns the map that finds every key on a single node, or an error if there is none.
-fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: bool) -> anyhow::Result<Topology> {
+/// Returns the map that finds every key on a single node, or an error if there is none. `overrides_max`: maximum number
+/// of keys elsewhere than their slot.
+fn settle(
+    topology: Topology,
+    misplaced: MisplacedKeys,
+    prefer_largest_copy: bool,
+    overrides_max: usize,
+) -> anyhow::Result<Topology> {
     if misplaced.too_many {
         bail!(
             "more than {MISPLACED_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was in progress. Remove the \
@@ -279,9 +285,9 @@ fn settle(topology: Topology, misplaced: MisplacedKeys, prefer_largest_copy: boo
         .filter(|(key, at)| !at.contains(&topology.owner_of(key)))
         .filter_map(|(key, at)| Some((key, at.into_iter().next()?)))
         .collect();
-    if alone.len() > OVERRIDES_MAX {
+    if alone.len() > overrides_max {
         bail!(
-            "{} only elsewhere than most keys of the slot, and at most {OVERRIDES_MAX} keys can be moved without their slots: these nodes were not one fleet. Remove the keys that do \
+            "{} only elsewhere than most keys of the slot, and at most {overrides_max} keys can be moved without their slots: these nodes were not one fleet. Remove the keys that do \
              not belong there",
             are(alone.len())
         );
@@ -335,6 +341,8 @@ mod tests {
         assert_eq!(shared, BTreeSet::from([slot(7), slot(8)]));
     }
 
+    const LIMIT: usize = 1_000;
+
     /// Returns the map for nodes with these keys, all of one slot.
     fn settled(nodes: &[&[&str]], prefer_largest_copy: bool) -> anyhow::Result<Topology> {
         let key = |suffix: &str| format!("{{a}}{suffix}").into_bytes();
@@ -347,7 +355,7 @@ mod tests {
             let _ = nodes[i].iter().chain(nodes[i].first()).try_for_each(|name| visit(&key(name)));
             Ok(())
         })?;
-        settle(topology, misplaced, prefer_largest_copy)
+        settle(topology, misplaced, prefer_largest_copy, LIMIT)
     }
 
     #[test]
@@ -362,13 +370,12 @@ mod tests {
 
     #[test]
     fn more_copies_than_placement_overrides_are_accepted() {
-        let names: Vec<String> = (0..=OVERRIDES_MAX).map(|i| i.to_string()).collect();
+        let names: Vec<String> = (0..=LIMIT).map(|i| i.to_string()).collect();
         let copied: Vec<&str> = names.iter().map(String::as_str).collect();
         let owned: Vec<&str> = copied.iter().copied().chain(["more"]).collect();
         let topology = settled(&[&copied, &owned], true).expect("each is at the node of its slot");
         assert_eq!(["{a}1", "{a}more"].map(|key| topology.lives_at(key.as_bytes()).0), [1, 1]);
-        let error =
-            settled(&[&copied, &["x"; OVERRIDES_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
+        let error = settled(&[&copied, &["x"; LIMIT + 2]], true).expect_err("they are only elsewhere").to_string();
         assert!(error.contains("only elsewhere"), "{error}");
     }
 }

@@ -117,7 +117,7 @@ impl MultiStepCommand for SlotKeys {
         let parted = topology.has_override(self.slot);
         let (cursor, keys) = scanned(&answer);
         for key in keys {
-            if topology.slot_of(key) == self.slot && (!parted || topology.lives_at(key) == self.node) {
+            if topology.slot_of(key) == self.slot && (!parted || topology.node_of(key) == self.node) {
                 self.keys.insert(key.to_vec());
             }
         }

@@ -281,6 +281,6 @@ pub(super) fn look_quietly(
 pub(super) fn belongs(routing: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
     let is_on_its_way =
         |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
-    routing.topology.lives_at(key) == node
+    routing.topology.node_of(key) == node
         || routing.topology.transit(routing.topology.slot_of(key)).is_some_and(is_on_its_way)
 }

@@ -29,10 +29,10 @@ const CRATES: &[CrateRule] = &[
     },
     CrateRule {
         name: "policy",
-        only: Some(&["md-5", "saphyr-parser", "serde", "siphasher", "smartcore", "stlrs"]),
+        only: Some(&["md-5", "rapidhash", "saphyr-parser", "serde", "siphasher", "smartcore", "stlrs"]),
         tests_only: &[],
         never: &[],
-        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5, saphyr-parser and siphasher compute from bytes: twemproxy's hashes, its file, and fingerprints of keys; smartcore and stlrs compute from numbers, with a given seed: decision trees and seasons",
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5, rapidhash, saphyr-parser and siphasher compute from bytes: twemproxy's hashes, hashes of names, twemproxy's file, and fingerprints of keys; smartcore and stlrs compute from numbers, with a given seed: decision trees and seasons",
     },
     CrateRule {
         name: "router",
