@@ -18,6 +18,7 @@ pub mod ownership;
 pub mod planner;
 pub mod routing;
 pub mod scan;
+pub mod script_keys;
 pub mod telemetry;
 pub mod together;
 pub mod topology;

@@ -40,6 +40,7 @@ mod poll;
 mod publication;
 mod pubsub;
 mod reigns;
+mod script_argument;
 mod scripts;
 mod settings;
 mod shared;

@@ -6,7 +6,7 @@
 //! - Text in which every `redis.call` has a literal command name and as keys only `KEYS[...]`, or local variables that
 //!   always have such a value, is sent unchanged ([`Verdict::Proved`]).
 //! - Other text gets a prelude that replaces `redis`: each call is checked before it is made ([`Verdict::Wrapped`]).
-//!   Keys in the slot of a declared key are allowed, as in Redis Cluster.
+//!   Keys in the slot of a declared key are allowed, as in Redis Cluster. A [`rehearsal`] finds all others beforehand.
 //! - Text with a global name that is not listed is refused, because some (`_G`, `loadstring`) could bypass the prelude.
 //!
 //! All allowed items are listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here). Text
@@ -15,7 +15,9 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod prelude;
+mod rehearsal;
 mod rules;
+mod sorting;
 mod syntax;
 
 use std::sync::Arc;
@@ -24,7 +26,9 @@ use sha1::{Digest, Sha1};
 use switchyard_policy::topology::{Placement, Ruled};
 use switchyard_resp::command::CommandTable;
 
-use prelude::{HARMLESS, NOT_UNDERSTOOD, library_prelude, without_library_prelude};
+use prelude::{HARMLESS, NOT_UNDERSTOOD, SCRIPT_END, library_prelude, without_library_prelude};
+pub(crate) use rehearsal::FOREIGN;
+pub(crate) use sorting::sort_script;
 
 /// Result of the analysis of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -150,9 +154,16 @@ pub(crate) fn analyse(body: &[u8], table: &CommandTable, beside: &UndeclaredKeys
 }
 
 /// Inserts a prelude after the shebang, if any. Returned in parts to avoid a copy.
-pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3] {
+fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3] {
     let (shebang, text) = split_shebang(body);
     [shebang, prelude.as_bytes(), text]
+}
+
+/// Returns a script with its prelude, in parts.
+pub(crate) fn wrapped_script<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 4] {
+    let [shebang, prelude, text] = with_prelude(body, prelude);
+    let end = if prelude == NOT_UNDERSTOOD.as_bytes() { "" } else { SCRIPT_END };
+    [shebang, prelude, text, end.as_bytes()]
 }
 
 /// Returns a library with a check of all calls of its functions. `Err` has the reason for a refusal.
@@ -432,7 +443,8 @@ mod tests {
             assert!(!prelude.contains('\n'));
             assert!(with_prelude(script.as_bytes(), &prelude).concat().ends_with(script.as_bytes()));
             // Valid by this parser. Tests with real servers check the rest.
-            assert!(syntax::read(prelude.as_bytes(), &table).is_some(), "{prelude}");
+            let whole = [&*prelude, SCRIPT_END].concat();
+            assert!(syntax::read(whole.as_bytes(), &table).is_some(), "{whole}");
         }
         assert!(!library_prelude(None).contains('\n'));
         assert!(syntax::read(library_prelude(None).as_bytes(), &table).is_some());

@@ -396,6 +396,8 @@ pub(crate) struct WorkerCounters {
     /// Commands that waited until their keys were at one node, and such commands that were refused.
     pub(crate) colocate_waits: Counter,
     pub(crate) colocate_refused: Counter,
+    /// Calls of scripts that were repeated with keys that they had not declared.
+    pub(crate) script_repeats: Counter,
     /// Clients blocked at a node.
     pub(crate) blocked: Counter,
     pub(crate) nodes: Mutex<Vec<Option<Arc<NodeCounters>>>>,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sha1::{Digest, Sha1};
 use switchyard_resp::command::CommandTable;
 
-use crate::lua::{UndeclaredKeys, Verdict, analyse, with_prelude};
+use crate::lua::{UndeclaredKeys, Verdict, analyse, wrapped_script};
 
 /// A script and its analysis.
 #[derive(Debug)]
@@ -47,10 +47,10 @@ impl Script {
     }
 
     /// Returns the text that nodes execute if scripts are checked, in parts.
-    pub(crate) fn wrapped(&self) -> [&[u8]; 3] {
+    pub(crate) fn wrapped(&self) -> [&[u8]; 4] {
         match &self.verdict {
-            Verdict::Wrapped(prelude) => with_prelude(&self.body, prelude),
-            Verdict::Proved | Verdict::Refused(_) => [&self.body, &[], &[]],
+            Verdict::Wrapped(prelude) => wrapped_script(&self.body, prelude),
+            Verdict::Proved | Verdict::Refused(_) => [&self.body, &[], &[], &[]],
         }
     }
 

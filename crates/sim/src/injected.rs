@@ -62,6 +62,8 @@ pub enum Bug {
     OverrideForgotten,
     /// A move of a slot also takes keys with placement overrides.
     OverrideTaken,
+    /// A script is executed without the names of the keys of its slot that live elsewhere.
+    ElsewhereNotNamed,
     /// An adoption of rules ends before all passages have arrived.
     AdoptionEndedEarly,
     /// During an adoption of rules, workers use the slots without rules.
@@ -172,6 +174,7 @@ impl Planted {
         Self::Around(Bug::DoubleReadOfAnyProcess),
         Self::Around(Bug::OverrideForgotten),
         Self::Around(Bug::OverrideTaken),
+        Self::Around(Bug::ElsewhereNotNamed),
         Self::Around(Bug::AdoptionEndedEarly),
         Self::Around(Bug::OldSlotsServed),
         Self::Around(Bug::WatchForgotten),

@@ -204,17 +204,20 @@ impl Worker {
         self.links[node].queue.push(op);
     }
 
-    /// Returns the node for a command whose keys are all available. `None` if the keys are on different nodes, or
-    /// undeclared keys may be.
+    /// Returns the node for a command whose keys are all available. `None` if the keys are on different nodes. `used`: the
+    /// keys that the command uses, if it may use undeclared ones. It is executed at the owner of the slot, and the router
+    /// names the keys that it may not use there. The real router repeats the command with these keys instead.
     fn place<'k>(
         &self,
         mut keys: impl Iterator<Item = &'k [u8]> + Clone,
         is_moving: bool,
-        undeclared: bool,
+        used: &[Key],
         planted: Option<Planted>,
     ) -> Option<usize> {
         let topology = if is_moving { self.view.moved() } else { &self.view.topology };
-        if undeclared && keys.clone().any(|key| topology.has_override(topology.slot_of(key))) {
+        let is_elsewhere = |key: &[u8]| topology.placement_override(key).is_some();
+        let is_named = used.iter().any(|key| is_elsewhere(key)) && !is_injected(planted, Bug::ElsewhereNotNamed);
+        if is_named || !used.is_empty() && keys.clone().any(is_elsewhere) {
             return None;
         }
         if is_injected(planted, Bug::OverrideForgotten) {
@@ -263,7 +266,12 @@ impl World {
         let mut keys = Vec::new();
         command.op.keys(&mut keys);
         let (writes, undeclared) = (!command.op.is_read(), command.op.uses_undeclared());
-        let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
+        let mut used = Vec::new();
+        if undeclared {
+            command.op.uses(&mut used);
+        }
+        let name = |key: &KeyIx| self.keys[*key].clone();
+        let (names, used): (Vec<Key>, Vec<Key>) = (keys.iter().map(name).collect(), used.iter().map(name).collect());
         let names = names.iter().map(|name| &name[..]);
         let (missed, is_get) = (command.missed, matches!(command.op, Op::Get(_)));
         let is_moving = loop {
@@ -313,7 +321,7 @@ impl World {
             }
         };
         self.workers[ix].waiting.remove(&op);
-        let Some(node) = self.workers[ix].place(names.clone(), is_moving, undeclared, self.planted) else {
+        let Some(node) = self.workers[ix].place(names.clone(), is_moving, &used, self.planted) else {
             self.client_cross_node(op);
             return;
         };

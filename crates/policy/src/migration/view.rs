@@ -389,13 +389,21 @@ impl<C: Committed> KeyLookup<C> {
         undeclared: impl FnOnce() -> bool,
     ) {
         let Some(transit) = topology.transit(topology.slot_of(key)) else { return };
-        // A key with a placement override does not move with its slot.
+        let Stage::Moving { leg } = transit.stage else { return };
+        let of = (transit.move_id, leg);
+        // A key with a placement override does not move with its slot, but other keys of the slot do.
         if topology.lives_at(key) != transit.source {
+            if undeclared() {
+                self.is_moving = true;
+                match legs.get(&of) {
+                    Some(view) if view.is_available(None) => {}
+                    Some(view) => self.waits.push(Wait { of, view: view.clone(), key: None }),
+                    None => self.is_unknown = true,
+                }
+            }
             return;
         }
-        let Stage::Moving { leg } = transit.stage else { return };
         self.is_moving = true;
-        let of = (transit.move_id, leg);
         let Some(view) = legs.get(&of) else {
             self.is_unknown = true;
             return;

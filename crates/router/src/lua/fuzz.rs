@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::prelude::NOT_UNDERSTOOD;
-use super::{UndeclaredKeys, Verdict, analyse, syntax, unwrapped_library, with_prelude, wrapped_library};
+use super::{UndeclaredKeys, Verdict, analyse, syntax, unwrapped_library, wrapped_library, wrapped_script};
 use switchyard_resp::command::CommandTable;
 
 static TABLE: LazyLock<CommandTable> = LazyLock::new(CommandTable::builtin);
@@ -24,8 +24,8 @@ pub fn lua(body: &[u8]) {
         (Verdict::Wrapped(_), Verdict::Wrapped(stricter)) => {
             for prelude in [prelude_of(&verdict), Some(&*stricter)].into_iter().flatten() {
                 assert!(!prelude.contains('\n'), "lines of errors would change");
-                assert!(syntax::read(prelude.as_bytes(), &TABLE).is_some(), "{prelude}");
-                let [shebang, _, text] = with_prelude(body, prelude);
+                let [shebang, prelude, text, end] = wrapped_script(body, prelude);
+                assert!(syntax::read(&[prelude, end].concat(), &TABLE).is_some(), "{}", prelude.escape_ascii());
                 assert_eq!([shebang, text].concat(), body);
             }
         }

@@ -4,6 +4,8 @@
 //! Inserted before the text, so that the text cannot undo it: it cannot reach the locals of an earlier function. A
 //! single line, so that line numbers in errors stay correct. The server's own tables (`string`, `bit`) are read-only
 //! since Redis 6.2.7 and 7.0; functions used by every call are held in locals nevertheless.
+//!
+//! The text of a script becomes a function, which the prelude can execute twice: first as a rehearsal ([`rehearsal`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,6 +15,7 @@ use switchyard_policy::topology::{CaptureEnd, Pattern, Ruled};
 use switchyard_resp::command::{CommandTable, Handling, Keys, Local};
 
 use super::UndeclaredKeys;
+use super::rehearsal;
 use super::rules::{entries, entry};
 use super::syntax::Facts;
 
@@ -26,7 +29,10 @@ pub(super) const HARMLESS: &str = "log sha1hex error_reply status_reply setresp 
 /// that determines its slot. `D` checks a key; `h` is its probable index in `K`. An error is a table since Redis 7.0,
 /// and a text before: older nodes would drop the message of a table. The presence of `acl_check_cmd` distinguishes
 /// them.
-const KEYS: [&str; 4] = [
+///
+/// `G` has the declared keys whose slots are at this node as a whole, and `B` the names of keys there that live elsewhere. In a
+/// rehearsal (`q`), `D` adds a key that it does not permit to `y`, sets `x` and returns true.
+const KEYS: [&str; 5] = [
     "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
     local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;",
     "local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
@@ -35,10 +41,25 @@ const KEYS: [&str; 4] = [
     if k%1~=0 or k>=1e15 or k<=-1e15 or k==0 and 1/k<0 then X('the script names a key by a number that not every server writes alike') end \
     k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end ",
     // Omitted if slots do not depend on hash tags: then only declared keys are allowed.
-    "local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
-    if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end ",
+    "local a=A(k) for i=1,#G do if A(G[i])==a then return end end \
+    if G[1] then local s,o=S(a) for i=1,#G do local b=A(G[i]) if b~=o then o=b if S(b)==s then return end end end end ",
+    "if q then x=true if not y[k] then y[k]=true y[#y+1]=L(k,1,1000000) y[0]=(y[0] or 0)+#k if #y>=1000 or y[0]>1000000 then E('') end end return true end ",
     "X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;",
 ];
+
+/// Takes the router's argument, the last one, from `ARGV` ([`crate::script_argument`]). `r` is the token of a rehearsal or
+/// empty. The last `n` of `KEYS` are the router's, and removed. `%COPY%` stands for the condition of a copy of `KEYS`.
+const TAKE_ARGUMENT: &str = "local q,x,y,r,n,g,H=false,false,{},string.match(ARGV[#ARGV],'^([^:]*):(%d+):([^:]*):(.*)$') ARGV[#ARGV]=nil n=tonumber(n) \
+    local K=KEYS if %COPY% then K={} for i=1,#KEYS do K[i]=KEYS[i] end for i=#KEYS,#KEYS-n+1,-1 do KEYS[i]=nil end end;";
+
+/// Reads `G` and `B` from the router's argument.
+const TAKE_PLACES: &str = "local G,B=K,{} if g~='*' then G={} for i in string.gmatch(g,'%d+') do G[#G+1]=K[tonumber(i)] end end \
+    do local i=1 while i<=#H do local _,b,l=F(H,'^(%d+):',i) B[L(H,b+1,b+l)]=true i=b+l+1 end end;";
+
+/// `Y` checks a name that no rehearsal may add to the keys: a shard channel, which lives at the owner of its slot. `P` checks
+/// the literal start of a pattern of `SORT`.
+const NOT_REHEARSED: &str = "local function Y(k) local w=q q=false local o,e=pcall(D,k) q=w if not o then E(e,0) end end;\
+    local function P(p) Y(p) for k in pairs(B) do if L(k,1,#p)==p then X('the script sorts by a pattern of keys that live at several nodes') end end end;";
 
 /// Start of `A`: returns the hash tag in the name, if any.
 const OWN_TAG: &str =
@@ -110,18 +131,32 @@ fn match_of(pattern: &Pattern, found: impl Fn(&str) -> String, out: &mut String)
     };
 }
 
-/// Returns the check of keys.
-fn key_check(beside: &UndeclaredKeys) -> String {
-    let [refusals, declared, undeclared, end] = KEYS;
+/// Returns the check of undeclared keys by the tags and slots of `G`.
+fn check_beside(rules: Option<&Ruled>) -> String {
+    let [_, _, undeclared, ..] = KEYS;
+    let (by_tag, by_slot) = undeclared.split_at(undeclared.find("if G[1]").unwrap_or(undeclared.len()));
+    let by_slot = if rules.is_some_and(|ruled| ruled.adoption().is_some()) { "" } else { by_slot };
+    [by_tag, by_slot].concat()
+}
+
+/// Returns the check of keys in a script.
+fn script_key_check(beside: &UndeclaredKeys) -> String {
+    let [refusals, declared, _, rehearsed, end] = KEYS;
     match beside {
-        UndeclaredKeys::Nothing => [refusals, declared, end].concat(),
+        UndeclaredKeys::Nothing => [refusals, "local B={} ", declared, rehearsed, end].concat(),
         UndeclaredKeys::Slot(rules) => {
             let rules = rules.as_deref();
-            let (by_tag, by_slot) = undeclared.split_at(undeclared.find("if K[1]").unwrap_or(undeclared.len()));
-            let by_slot = if rules.is_some_and(|ruled| ruled.adoption().is_some()) { "" } else { by_slot };
-            [refusals, &tag_function(rules), declared, by_tag, by_slot, end].concat()
+            let beside = format!("if not B[k] then {}end ", check_beside(rules));
+            [refusals, TAKE_PLACES, &tag_function(rules), declared, &beside, rehearsed, end].concat()
         }
     }
+}
+
+/// Returns the check of keys in a library, whose functions are not rehearsed.
+fn library_key_check(rules: Option<&Ruled>) -> String {
+    let [refusals, declared, _, _, end] = KEYS;
+    let beside = check_beside(rules).replace("G[", "K[").replace("#G", "#K");
+    [refusals, &tag_function(rules), declared, &beside, end].concat()
 }
 
 /// Start of the check of a call. `I` finds the entry of a command, in the format of [`entry`]; `U` checks an unlisted
@@ -129,12 +164,16 @@ fn key_check(beside: &UndeclaredKeys) -> String {
 const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
     if e=='1' then return D((...)) end if e=='0' then return end if not e then e=U(c) if not e then return end end ";
 
+/// Check of `SPUBLISH`.
+const CHANNEL: &str = "if e=='Y' then return Y(a[1]) end ";
+
 /// Checks of commands with other entries. Options are cut at a NUL byte, like servers do.
-const OTHERS: [(&str, &str); 7] = [
+const OTHERS: [(&str, &str); 8] = [
     (
         "",
         "local a,n={...},select('#',...) local function W(a) return T(a)=='string' and O(string.match(a,'^%Z*')) end ",
     ),
+    ("Y", CHANNEL),
     (
         "C",
         "if e=='C' then local s=a[1] if s==nil then return end if T(s)~='string' then Z(c) end s=O(s) \
@@ -156,7 +195,7 @@ const OTHERS: [(&str, &str); 7] = [
         "if e=='S' then D(a[1]) for i=2,n-1 do local w=W(a[i]) if w=='store' then D(a[i+1]) elseif w=='by' or w=='get' then \
          local p=a[i+1] local t=T(p)=='string' and F(p,'*',1,true) if t then p=L(p,1,t-1) \
          local a=F(p,'{',1,true) local b=a and F(p,'}',a+1,true) \
-         if not b or b==a+1 then X('the script sorts by a pattern whose keys may be in any slot') end D(p) end end end return end ",
+         if not b or b==a+1 then X('the script sorts by a pattern whose keys may be in any slot') end P(p) end end end return end ",
     ),
     (
         "G",
@@ -192,12 +231,17 @@ const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end l
 const CALL: &str = "local function c(...) V(...) return C(...) end;";
 
 /// Replacement of `call` in a script. For a command of `N` with one key, only this key is checked.
-const CALL_LISTED: &str = "local function c(...) local n,k=... if N[n]=='1' then if not M[k] then D(k) end else V(...) end return C(...) end;";
+const CALL_LISTED: &str = "local function c(...) x=false local n,k=... if N[n]=='1' then if not M[k] then D(k) end else V(...) end \
+    if q then return w(C,...) end return C(...) end;";
 
 /// Remembers in `M` the keys that a script may use, up to a number that bounds the memory. A key that has passed the
 /// check stays allowed, because its slot does not change while the script runs.
-const REMEMBER: &str = "local M,m,B={},0,D local function D(k,h) if M[k] then return end B(k,h) \
+const REMEMBER: &str = "local M,m,J={},0,D local function D(k,h) if M[k] or J(k,h) then return end \
     if m<1000 and T(k)=='string' then m=m+1 M[k]=true end end;";
+
+/// Replacement of `pcall` in a script.
+const PCALL_LISTED: &str = "local function p(...) x=false local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end \
+    if q then return w(Q,...) end return Q(...) end;";
 
 /// Replacement of `pcall`.
 const PCALL: &str = "local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
@@ -234,8 +278,8 @@ static JUDGES_ALL: LazyLock<String> = LazyLock::new(|| call_check(entries().iter
 /// Check for a script that may call any command, after the table `N` of its literal commands.
 static CALLS_ANY: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "local Y='{}' local function I(c) local e=N[c] if e then return e end local _,e=F(Y,' '..c..':',1,true) \
-         return e and string.match(Y,'^%S+',e+1) end;{UNLISTED}{}",
+        "local j='{}' local function I(c) local e=N[c] if e then return e end local _,e=F(j,' '..c..':',1,true) \
+         return e and string.match(j,'^%S+',e+1) end;{UNLISTED}{}",
         *LISTED, *JUDGES_ALL
     )
 });
@@ -290,30 +334,37 @@ fn calls(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys, any: 
 pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
-        "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
+        "local redis,Y=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
     );
-    out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
-    out.push_str(&key_check(beside));
+    out.push_str(&TAKE_ARGUMENT.replace("%COPY%", if facts.keys_escape { "true" } else { "n>0" }));
+    out.push_str(&script_key_check(beside));
     out.push_str(REMEMBER);
+    out.push_str(NOT_REHEARSED);
     let any = facts.redis_escapes || facts.calls_any;
     out.push_str(&calls(facts, table, beside, any));
+    out.push_str(&rehearsal::simulation(facts, any));
     out.push_str(CALL_LISTED);
-    out.push_str(PCALL);
+    out.push_str(PCALL_LISTED);
+    let uses = |member: &str| facts.redis_escapes || facts.members.contains(member.as_bytes());
+    out.push_str(&rehearsal::run(uses("setresp")));
     if facts.redis_escapes {
-        let _ = write!(
-            out,
-            "local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} return setmetatable({{}},{}) end)() ",
-            guard("P[n] or ")
-        );
+        let _ = write!(out, "local p={{call=c,pcall=p,{ACL_CHECK_CMD}");
+        rehearsal::SILENT.iter().for_each(|member| out.push_str(&rehearsal::silent(member)));
+        let _ = write!(out, "}} return setmetatable({{}},{}),Y end)() ", guard("p[n] or "));
     } else {
         out.push_str("return {call=c,pcall=p");
         if facts.members.contains(&b"acl_check_cmd"[..]) {
             let _ = write!(out, ",{ACL_CHECK_CMD}");
         }
         for member in facts.members.iter().filter_map(|m| HARMLESS.split(' ').find(|h| h.as_bytes() == *m)) {
-            let _ = write!(out, ",{member}=R.{member}");
+            match rehearsal::SILENT.contains(&member) {
+                true => out.push_str(&rehearsal::silent(member)),
+                false => {
+                    let _ = write!(out, ",{member}=R.{member}");
+                }
+            }
         }
-        out.push_str("} end)() ");
+        out.push_str("},Y end)() ");
     }
     if facts.globals.contains(&b"server"[..]) {
         out.push_str("local server=redis ");
@@ -324,8 +375,12 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
     if facts.globals.contains(&b"rawset"[..]) {
         out.push_str(RAWSET);
     }
+    out.push_str("return Y(function(...) ");
     out
 }
+
+/// End of a script with a prelude. On a line of its own, because the text may end with a comment.
+pub(super) const SCRIPT_END: &str = "\nend)";
 
 /// Prelude of function libraries before and after the check of keys, which depends on the rules. Otherwise constant, so
 /// that checked libraries are recognized by it. `K` has the keys of the running call. While a library is loaded, it has nearly no globals, so the functions are resolved at the first call.
@@ -348,8 +403,9 @@ pub(super) static OF_LIBRARY: LazyLock<[String; 2]> = LazyLock::new(|| {
          P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}\
          local rawset=(function() local r=redis return function(t,...) if t==r then error('Attempt to modify a readonly table',0) end return rawset(t,...) end end)() ",
         KEY_CHECK,
-        *JUDGES_ALL,
-        *LISTED,
+        // Without rehearsals, a channel is checked like a key.
+        JUDGES_ALL.replace(CHANNEL, "").replace("P(p)", "D(p)"),
+        LISTED.replace(" spublish:Y ", " spublish:1 "),
         guard("H[n] or "),
         GETMETATABLE.replace(
             "(function() local g,t=getmetatable,type return function(...) ",
@@ -366,7 +422,7 @@ const KEY_CHECK: &str = "\0";
 /// Returns the prelude of function libraries.
 pub(super) fn library_prelude(rules: Option<&Arc<Ruled>>) -> String {
     let [before, after] = &*OF_LIBRARY;
-    [before.as_str(), &key_check(&UndeclaredKeys::Slot(rules.cloned())), after.as_str()].concat()
+    [before.as_str(), &library_key_check(rules.map(|rules| &**rules)), after.as_str()].concat()
 }
 
 /// Removes the prelude of function libraries, for any rules.

@@ -28,6 +28,7 @@ pub(super) fn rule(command: &Command) -> Option<&Keys> {
 pub(super) fn entry(command: &Command) -> Option<(String, String)> {
     let code = match rule(command) {
         Some(Keys::None) => "0".to_owned(),
+        Some(_) if command.handling == Handling::Local(Local::Spublish) => "Y".to_owned(),
         Some(Keys::Range { first: 1, last: 1, .. }) => "1".to_owned(),
         Some(Keys::Range { first, last, step }) => format!("R{first},{last},{step}"),
         Some(Keys::Numbered { destination, count, step, .. }) => format!("N{},{count},{step}", u8::from(*destination)),

@@ -154,6 +154,9 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that used a separate connection because of their size", |w| &w.large),
     ("colocate_waits", "Commands that waited until their keys were at one node", |w| &w.colocate_waits),
+    ("script_repeats", "Calls of scripts that were repeated with keys that they had not declared", |w| {
+        &w.script_repeats
+    }),
     ("hot_copies_fills", "Reads sent to nodes to fill a hot copy", |w| &w.hot.fills),
     ("hot_copies_invalidations", "Invalidations received from nodes for keys with hot copies", |w| {
         &w.hot.invalidations

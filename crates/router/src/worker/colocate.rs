@@ -25,6 +25,7 @@ use super::flow::Flow;
 use super::keyed::CommandHooks;
 use super::overrides::{apart_text, not_together, wanted_of};
 use super::reissued::state::Waiting;
+use super::scripts::rehearsed::rehearses;
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;
@@ -202,9 +203,9 @@ fn needed<'k>(
     }
     // Before any key moves: the script may be unknown, or refused whatever its keys.
     if command.flags.has(Flags::SCRIPT) {
-        hooks.checked_script(turn, routing, command, args)?;
+        hooks.checked_script(turn, routing, command, args, None)?;
     }
-    if hooks.needs_whole_slots(turn, routing, command, args) {
+    if !rehearses(routing, command) && hooks.needs_whole_slots(turn, routing, command, args) {
         let slots = keys.clone().map(|key| routing.topology.slot_of(key)).collect();
         return whole_slots(routing, slots).map_err(|why| format!("{}. {why}", apart_text(routing, keys)));
     }

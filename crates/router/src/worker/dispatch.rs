@@ -10,7 +10,7 @@ use switchyard_policy::routing::{Route, common_node, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
-use switchyard_resp::request::Args;
+use switchyard_resp::request::{Args, Scanner};
 
 use super::Worker;
 use super::colocate::{bring_together, wait_for_colocation};
@@ -37,6 +37,7 @@ use super::queueing::wrong_arity;
 use super::quiesce::state::QuiesceWait;
 use super::quiesce::{flush_quietly, look_quietly, wait_to_change_functions};
 use super::reissued::ReissuedCommands;
+use super::scripts::rehearsed::{rehearses, replacement};
 use super::scripts::script;
 use super::tracking::commands::gate_tracking;
 use super::transit::Transit;
@@ -81,29 +82,59 @@ impl Worker {
             return flow;
         }
         if !routing.topology.is_settled() {
-            match self.large_keys.in_transit(&mut self.cx, call) {
-                Transit::Settled => {}
-                Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
-                    let flow = self.reissued_commands.wait_on_the_way(&self.cx.turn, &mut self.cx.down, call);
-                    self.executed(call, special, flow);
-                    return flow;
-                }
-                Transit::Instead(flow) => return flow,
-                Transit::Ask(asks) => {
-                    let flow = self.gathers.double_read(&self.cx.turn, &mut self.cx.down, handle, command, &asks, raw);
-                    self.executed(call, special, flow);
-                    return flow;
-                }
-                Transit::Moved(routing) => {
-                    // A replica may be older than the move.
-                    self.cx.hooks.detour = true;
-                    let flow = self.execute(&Invocation { routing: &routing, ..*call }, special, in_multi);
-                    self.cx.hooks.detour = false;
-                    return flow;
-                }
-            }
+            return self.dispatch_in_transit(call, special, in_multi);
         }
         self.execute(call, special, in_multi)
+    }
+
+    /// Executes a command while slots are in transit.
+    fn dispatch_in_transit(&mut self, call: &Invocation<'_>, special: bool, in_multi: bool) -> Flow {
+        let Invocation { handle, command, raw, .. } = *call;
+        if !in_multi
+            && let Some(flow) =
+                self.with_more_keys(call, |worker, call| worker.dispatch_in_transit(call, special, in_multi))
+        {
+            return flow;
+        }
+        match self.large_keys.in_transit(&mut self.cx, call) {
+            Transit::Settled => self.execute(call, special, in_multi),
+            Transit::Instead(Flow::Stall(Stall::Keys)) if command.flags.has(Flags::BLOCKING) => {
+                let flow = self.reissued_commands.wait_on_the_way(&self.cx.turn, &mut self.cx.down, call);
+                self.executed(call, special, flow);
+                flow
+            }
+            Transit::Instead(flow) => flow,
+            Transit::Ask(asks) => {
+                let flow = self.gathers.double_read(&self.cx.turn, &mut self.cx.down, handle, command, &asks, raw);
+                self.executed(call, special, flow);
+                flow
+            }
+            Transit::Moved(routing) => {
+                // A replica may be older than the move.
+                self.cx.hooks.detour = true;
+                let flow = self.execute(&Invocation { routing: &routing, ..*call }, special, in_multi);
+                self.cx.hooks.detour = false;
+                flow
+            }
+        }
+    }
+
+    /// Executes a call of a script with further keys that it will touch, as far as they are known, or `SORT` as a script of
+    /// the router. `None`: the command is executed as it is.
+    fn with_more_keys(
+        &mut self,
+        call: &Invocation<'_>,
+        run: impl FnOnce(&mut Self, &Invocation<'_>) -> Flow,
+    ) -> Option<Flow> {
+        let own = replacement(&mut self.cx, call)?;
+        let scanner = Scanner::again(own.request())?;
+        let raw = own.request();
+        let args = &scanner.args(raw);
+        let Lookup::Command(command) = call.routing.commands.find(args) else { return None };
+        self.cx.hooks.script = Some(own.call());
+        let flow = run(self, &Invocation { command, raw, args, ..*call });
+        self.cx.hooks.script = None;
+        Some(flow)
     }
 
     /// Completes a command outside of a transaction, given its result.
@@ -194,6 +225,11 @@ impl Worker {
                 routing.topology.lives_at(key)
             }
             None => {
+                if command.flags.has(Flags::SCRIPT)
+                    && let Some(flow) = self.with_more_keys(call, |worker, call| worker.keyed(call))
+                {
+                    return flow;
+                }
                 let mut keys = std::mem::take(&mut self.cx.hooks.keys);
                 keys.clear();
                 let found = find_routed_keys(routing.topology.placement(), command, args, &mut keys);
@@ -203,15 +239,18 @@ impl Worker {
                 }
                 self.cx.hooks.keys = keys;
                 match (found, target) {
-                    (Err(error), _) => match routing.topology.only_node().filter(|_| error.is_unknown_position()) {
-                        Some(node) => {
+                    (Err(error), _) => {
+                        if let Some(node) = routing.topology.only_node().filter(|_| error.is_unknown_position()) {
                             return self.reissued_commands.together(&mut self.cx, call, node, Limit::Unnamed);
                         }
-                        None => return self.cx.down.refuse(&self.cx.turn, handle, class, &error.text(command)),
-                    },
+                        let sorted = self.with_more_keys(call, |worker, call| worker.keyed(call));
+                        let text = || error.text(command);
+                        return sorted.unwrap_or_else(|| self.cx.down.refuse(&self.cx.turn, handle, class, &text()));
+                    }
                     (Ok(()), Route::Together(node)) => return self.several_slots(call, node),
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if routing.topology.has_override(slot)
+                            && !rehearses(routing, command)
                             && self.cx.hooks.uses_undeclared(&self.cx.turn, routing, command, args) =>
                     {
                         let waits = wait_for_colocation(
@@ -444,7 +483,9 @@ impl ReissuedCommands {
         };
         // Most are supported with several nodes as well.
         let is_limited = match limit {
-            Limit::Slots if routing.colocates() => cx.hooks.needs_whole_slots(&cx.turn, routing, command, args),
+            Limit::Slots if routing.colocates() => {
+                !rehearses(routing, command) && cx.hooks.needs_whole_slots(&cx.turn, routing, command, args)
+            }
             Limit::Slots => routing.live.cross_slot_max == 0 || !spans_slots(command),
             _ => true,
         };

@@ -480,6 +480,16 @@ impl Gathers {
         let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
         match procedure.next(turn, up, resp3, parts) {
             Next::Done(reply) => deliver_joined(turn, down, gather.client, gather.seq, &reply),
+            Next::Again(found) => {
+                if let Some(client) = down.get_mut(gather.client)
+                    && client.replies().is_last(gather.seq)
+                {
+                    client.replies_mut().take_back();
+                    client.note_counted();
+                    client.set_state(*found);
+                    down.unstall(turn, gather.client);
+                }
+            }
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];
                 gather.left = asks.len();

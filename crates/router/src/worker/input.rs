@@ -22,6 +22,7 @@ use super::flow::Flow;
 use super::large::run_repeat;
 use super::outage::is_abandoned;
 use super::reissued::leave_line;
+use super::scripts::rehearsed::end_rehearsed;
 use super::transport::Received;
 use super::turn::Turn;
 use super::upstreams::pending::Purpose;
@@ -110,6 +111,7 @@ impl Worker {
 
     /// Resumes a client after a stall. Unused resources that it was granted go to the next client.
     pub(super) fn resume_client(&mut self, handle: Handle) {
+        end_rehearsed(&mut self.cx.down, handle);
         self.go_on(handle);
         end_colocation(&mut self.cx.down, handle);
         let held = self.cx.down.get(handle).and_then(|client| client.held());
@@ -248,6 +250,14 @@ impl Worker {
                     pos += len;
                     scanner.reset();
                     self.cx.down.get_mut(handle).into_iter().for_each(|c| c.input_mut().command_taken());
+                }
+                (Flow::Stall(Stall::Barrier), _)
+                    if self.cx.down.get(handle).is_some_and(|client| client.in_flight() == 0) =>
+                {
+                    // All are answered already, because a node cannot be reached.
+                    scanner.reset();
+                    self.cx.down.resume_later(handle);
+                    break;
                 }
                 (Flow::Stall(why), _) => {
                     scanner.reset();

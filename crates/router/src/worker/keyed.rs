@@ -31,6 +31,7 @@ use super::command::{Call, CommandSeq, KeyedCommand, with_parsed_command, writes
 use super::hot_copies::store::HotCopyStore;
 use super::published::late_writes;
 use super::scripts::met::ScriptsMet;
+use super::scripts::rehearsed::OwnCall;
 use super::slowlog::entries::SlowCommands;
 use super::telemetry::Telemetry;
 use super::transit::state::InTransit;
@@ -141,6 +142,8 @@ pub(super) struct CommandHooks {
     pub(super) slow: SlowCommands,
     /// The current command is executed by the snapshot of moved keys.
     pub(super) detour: bool,
+    /// The current call of a script, if the router has changed it.
+    pub(super) script: Option<OwnCall>,
 }
 
 /// Finds the keys of a command that is routed by them. With placement rules, the name of a sorted key need not determine
@@ -179,6 +182,7 @@ impl CommandHooks {
             groups: GroupSample::default(),
             slow,
             detour: false,
+            script: None,
         }
     }
 

@@ -10,6 +10,7 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
+use super::transactions::rehearsal::FoundKeys;
 use super::turn::Turn;
 use super::upstreams::Upstreams;
 use crate::lane::Lane;
@@ -30,6 +31,8 @@ pub(super) enum Next {
     Done(Vec<u8>),
     /// The next round. Not empty.
     Round(Vec<StepRequest>),
+    /// No reply: the client's command is dispatched again, with these keys.
+    Again(Box<FoundKeys>),
 }
 
 /// State of a command over its rounds.

@@ -16,6 +16,7 @@ use switchyard_resp::command::{Command, Flags, errors};
 
 use super::command::with_parsed_command;
 use super::keyed::CommandHooks;
+use super::scripts::rehearsed::rehearses;
 use super::turn::Turn;
 use crate::shared::RoutingSnapshot;
 
@@ -100,13 +101,15 @@ pub(super) fn undeclared_text(turn: &Turn, routing: &RoutingSnapshot, slot: Slot
     )
 }
 
-/// Returns the node for the commands of a transaction in this slot. `Err`: their keys are not at one node.
+/// Returns the node for the commands of a transaction in this slot. `is_rehearsed`: its scripts declare their keys. `Err`:
+/// their keys are not at one node.
 pub(super) fn node_of_transaction(
     turn: &Turn,
     hooks: &mut CommandHooks,
     routing: &Arc<RoutingSnapshot>,
     slot: Slot,
     requests: &[Vec<u8>],
+    is_rehearsed: bool,
 ) -> Result<NodeId, String> {
     let owner = routing.topology.owner(slot);
     if !routing.topology.has_override(slot) {
@@ -122,7 +125,8 @@ pub(super) fn node_of_transaction(
             if command.flags.has(Flags::PUBSUB) {
                 return keys.clone().next().map(|_| Ok(owner));
             }
-            if keys.clone().next().is_some() && hooks.uses_undeclared(turn, routing, command, args) {
+            let declares_all = is_rehearsed && rehearses(routing, command);
+            if keys.clone().next().is_some() && !declares_all && hooks.uses_undeclared(turn, routing, command, args) {
                 return Some(Err(undeclared_text(turn, routing, slot)));
             }
             match route(&routing.topology, keys.clone()) {
@@ -147,6 +151,7 @@ pub(super) fn wanted_by_transaction(
     routing: &Arc<RoutingSnapshot>,
     slot: Slot,
     requests: &[Vec<u8>],
+    is_rehearsed: bool,
     watched: &[Box<[u8]>],
 ) -> ColocationRequest {
     let mut wanted: Vec<Arc<[u8]>> = Vec::new();
@@ -156,7 +161,8 @@ pub(super) fn wanted_by_transaction(
             if command.flags.has(Flags::PUBSUB) || command.find_keys(args, &mut keys).is_err() || keys.is_empty() {
                 return false;
             }
-            if hooks.uses_undeclared(turn, routing, command, args) {
+            let declares_all = is_rehearsed && rehearses(routing, command);
+            if !declares_all && hooks.uses_undeclared(turn, routing, command, args) {
                 return true;
             }
             let keys = keys.iter().filter_map(|k| args.get(*k as usize));

@@ -19,8 +19,9 @@ use super::multi_local::state::{QueuedScan, When};
 use super::overrides::{apart_text, slot_of_name};
 use super::pubsub::Kind;
 use super::scan::queued_scan;
+use super::scripts::rehearsed::rehearses;
 use super::transactions::discard;
-use super::transactions::session::{Published, Session};
+use super::transactions::session::{Published, Rehearsal, Session};
 use super::turn::Turn;
 use crate::settings::other_database;
 use crate::shared::RoutingSnapshot;
@@ -113,6 +114,8 @@ impl Worker {
                 return self.cx.down.refuse(&self.cx.turn, handle, class, &text);
             }
         };
+        let is_trusted =
+            command.flags.has(Flags::SCRIPT) && self.cx.hooks.is_trusted(&self.cx.turn, routing, command, args);
         let code = if command.flags.has(Flags::SCRIPT) {
             self.cx.hooks.limit_of_code(&self.cx.turn, routing, command, args)
         } else {
@@ -139,6 +142,14 @@ impl Worker {
             multi.slow |= command.flags.has(Flags::SLOW);
             multi.writes |= !command.flags.has(Flags::READONLY);
             multi.alone = multi.alone.or(alone).or(code);
+            if rehearses(routing, command) && checked.is_some() {
+                multi.checked_calls.push(multi.commands.len());
+                if !is_trusted {
+                    multi.rehearsal = Rehearsal::Due(0);
+                } else if multi.rehearsal == Rehearsal::None {
+                    multi.rehearsal = Rehearsal::Trusted;
+                }
+            }
             let is_code = command.flags.has(Flags::SCRIPT) && routing.checks_scripts();
             multi.has_checks_by_placement |= is_code || command.sorts_by_whole_name(args).is_some();
             let kind = match command.handling {

@@ -16,6 +16,7 @@ use super::hot_copies::filled;
 use super::large::pass_piece;
 use super::redirect::{REPLACED, Redirected};
 use super::scripts::heal_script;
+use super::scripts::rehearsed::{is_of_rehearsal, run_again};
 use super::transactions::on_watch;
 use super::upstreams::breaking::PERHAPS;
 use super::upstreams::connect::rewrite_redirect;
@@ -98,7 +99,8 @@ impl Worker {
                         && size <= self.cx.turn.routing().live.client_output_limit;
                     let head = link.head().copied();
                     let is_kept = whole && head.is_some_and(|head| self.gathers.is_awaited(&self.cx.down, &head));
-                    if is_kept || !self.take_large(handle, size, rest) {
+                    let is_ours = is_of_rehearsal(rest, &self.cx.hooks.scripts_met.token);
+                    if is_kept || is_ours || !self.take_large(handle, size, rest) {
                         break;
                     }
                 }
@@ -189,6 +191,7 @@ impl Worker {
         let is_error = is_error && reply::is_error(answer);
         if is_error
             && (answer.starts_with(b"-NOSCRIPT") && heal_script(&mut self.cx, handle)
+                || run_again(&mut self.cx, handle, answer)
                 || self.reissued_commands.take_reissued(&mut self.cx, handle, answer))
         {
             return;

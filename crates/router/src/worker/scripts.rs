@@ -7,6 +7,7 @@
 
 pub(super) mod checking;
 pub(super) mod met;
+pub(super) mod rehearsed;
 
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ use crate::shared::RoutingSnapshot;
 use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 use checking::check_libraries;
-use met::ScriptsMet;
+use rehearsed::{CheckedCall, OwnCall, note_rehearsed};
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
 
@@ -98,14 +99,22 @@ impl CommandHooks {
         }
     }
 
-    /// Returns the replacement of a script call: `None` if it is sent unchanged.
+    /// Returns the replacement of a script call: `None` if it is sent unchanged. `at`: the node, which has all declared
+    /// keys. `None`: the call is queued in a transaction, or not sent.
     pub(super) fn checked_script(
         &mut self,
         turn: &Turn,
         routing: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
-    ) -> Result<Option<Vec<u8>>, String> {
+        at: Option<NodeId>,
+    ) -> Result<Option<CheckedCall>, String> {
+        if let Some(OwnCall::Sort) = self.script {
+            let argument = format!("{}:", self.scripts_met.token);
+            let mut request = Vec::new();
+            encode::command(&mut request, args.iter().chain([argument.as_bytes()]).collect::<Vec<_>>());
+            return Ok(Some(CheckedCall { request, is_rehearsed: true }));
+        }
         let text = args.get(1).unwrap_or_default();
         let check = routing.checks_scripts();
         let by_sha = command.name.starts_with("EVALSHA");
@@ -125,16 +134,23 @@ impl CommandHooks {
             Verdict::Proved => Ok(None),
             Verdict::Refused(why) => Err(why.to_string()),
             Verdict::Wrapped(_) => {
+                let script = Arc::clone(script);
                 let sha = [&script.wrapped_sha[..]];
                 let wrapped = script.wrapped();
                 let text = if by_sha { &sha[..] } else { &wrapped[..] };
                 let len: usize = text.iter().map(|part| part.len()).sum();
                 let mut request = Vec::with_capacity(len + 256);
-                encode::header(&mut request, b'*', args.len());
+                let (argument, is_rehearsed) = self.script_argument(routing, command, args, &script, at);
+                // In a transaction the node refuses a wrong number of keys, which must not include the argument.
+                let takes_argument = at.is_some() || command.find_keys(args, &mut Vec::new()).is_ok();
+                encode::header(&mut request, b'*', args.len() + usize::from(takes_argument));
                 for (index, arg) in args.iter().enumerate() {
                     encode::bulk_of(&mut request, if index == 1 { text } else { std::slice::from_ref(&arg) });
                 }
-                Ok(Some(request))
+                if takes_argument {
+                    encode::bulk(&mut request, &argument);
+                }
+                Ok(Some(CheckedCall { request, is_rehearsed }))
             }
         }
     }
@@ -220,7 +236,7 @@ impl CommandHooks {
         args: &Args<'_>,
     ) -> Result<Option<Vec<u8>>, String> {
         if command.flags.has(Flags::SCRIPT) {
-            return self.checked_script(turn, routing, command, args);
+            return Ok(self.checked_script(turn, routing, command, args, None)?.map(|checked| checked.request));
         }
         if command.name == "SCRIPT|LOAD" {
             // The router knows it from here on, as if it had gone to every node.
@@ -329,7 +345,7 @@ impl Gathers {
             }
             "SCRIPT|FLUSH" => {
                 lock(&turn.shared().scripts).clear();
-                hooks.scripts_met = ScriptsMet::default();
+                hooks.scripts_met.clear();
                 None
             }
             "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match check_libraries(turn, down, call) {
@@ -352,9 +368,15 @@ impl Gathers {
 /// Sends a script or function call to the node that has its keys.
 pub(super) fn script(cx: &mut Context, call: &Invocation<'_>, node: NodeId) -> Flow {
     let Invocation { routing, handle, command, args, .. } = *call;
-    let flow = match cx.hooks.checked_script(&cx.turn, routing, command, args) {
+    let flow = match cx.hooks.checked_script(&cx.turn, routing, command, args, Some(node)) {
         Ok(None) => forward(cx, call, node),
-        Ok(Some(request)) => forward(cx, &Invocation { raw: &request, ..*call }, node),
+        Ok(Some(checked)) => {
+            let flow = forward(cx, &Invocation { raw: &checked.request, ..*call }, node);
+            if flow == Flow::Next && checked.is_rehearsed {
+                note_rehearsed(cx, call);
+            }
+            flow
+        }
         Err(text) => return cx.down.refuse(&cx.turn, handle, command.class() as u8, &text),
     };
     if flow == Flow::Next

@@ -16,6 +16,7 @@
 
 mod exec;
 mod place;
+pub(super) mod rehearsal;
 pub(super) mod session;
 
 use std::collections::BTreeSet;

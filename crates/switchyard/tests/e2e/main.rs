@@ -63,6 +63,7 @@ mod planner;
 mod protocols;
 mod pubsub;
 mod queues;
+mod rehearsals;
 mod renew;
 mod replicas;
 mod rules;

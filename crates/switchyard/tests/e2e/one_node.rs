@@ -276,7 +276,7 @@ fn a_second_node_does_not_end_commands_with_keys_of_several_slots() {
 /// acknowledged write is on the right node, and nothing else exists.
 #[test]
 fn no_script_writes_to_a_wrong_node_while_a_node_joins() {
-    let Some(site) = Site::router_only(1, &options(2)) else { return };
+    let Some(site) = Site::router_only(1, &refusing(2)) else { return };
     let (stop, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 64]);
     let script = "EVAL \"redis.call('INCR',ARGV[1]) return redis.call('INCR',ARGV[2])\" 0";
     std::thread::scope(|scope| {

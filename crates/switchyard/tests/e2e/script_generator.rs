@@ -415,7 +415,7 @@ fn texts(value: &Value, into: &mut Vec<String>) {
 
 #[test]
 fn random_scripts_match_one_server_and_touch_only_their_keys() {
-    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::refusing_several_slots()) else { return };
     let wanted: usize =
         std::env::var("SWITCHYARD_E2E_SCRIPTS").map_or(2000, |n| n.parse().expect("a number of scripts"));
     let seeds = Random::seeds(&[1]);

@@ -2,8 +2,9 @@
 
 use crate::support::{Random, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
+/// A router that brings no keys together.
 fn site(nodes: usize) -> Option<Site> {
-    Site::router_only(nodes, &SiteOptions::default())
+    Site::router_only(nodes, &SiteOptions::refusing_several_slots())
 }
 
 /// Returns a key on each of two nodes, and another key in the first one's slot.

@@ -101,6 +101,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("routing", &["topology"]),
     ("scan", &["topology", "cluster"]),
+    ("script_keys", &[]),
     ("failover", &[]),
     ("data_loss", &[]),
     ("limits", &[]),

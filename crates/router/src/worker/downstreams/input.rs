@@ -147,6 +147,15 @@ impl Input {
         (self.bytes, self.at) = (bytes, at);
     }
 
+    /// Puts a command before the unparsed bytes.
+    pub(in crate::worker) fn put_first(&mut self, command: &[u8]) {
+        // The scan of the command that was the first one starts again.
+        self.scanner = None;
+        self.collects_large = false;
+        self.bytes.splice(..self.at, command.iter().copied());
+        self.at = 0;
+    }
+
     /// Takes the state of the scan of an incomplete command.
     #[inline]
     pub(in crate::worker) fn take_scanner(&mut self) -> Option<Box<Scanner>> {
@@ -218,6 +227,18 @@ mod tests {
             assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
             assert!(grown <= 25, "copied {grown} times after {first}");
         }
+    }
+
+    #[test]
+    fn a_command_that_is_put_first_precedes_the_unparsed_bytes() {
+        let mut input = Input::new();
+        input.keep(b"PING GET");
+        let (bytes, _) = input.take();
+        input.put_back(bytes, 5);
+        input.keep_scanner(Scanner::default());
+        input.put_first(b"EVAL ");
+        assert_eq!(input.take(), (b"EVAL GET".to_vec(), 0));
+        assert!(input.take_scanner().is_none());
     }
 
     #[test]

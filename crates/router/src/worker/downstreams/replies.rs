@@ -141,6 +141,14 @@ impl Replies {
         self.last()
     }
 
+    /// Removes the pending reply of the last command, which is dispatched again.
+    pub(in crate::worker) fn take_back(&mut self) {
+        // CLIENT REPLY SKIP concerns the command when it is dispatched again.
+        if self.pending.pop_back().is_some_and(|owed| owed.muted) && self.mode == ReplyMode::On {
+            self.mode = ReplyMode::SkipNext;
+        }
+    }
+
     /// Adds a pending reply for a command to this node, or (`None`) to none.
     #[inline]
     pub(in crate::worker) fn owe_at(&mut self, node: Option<NodeId>, now_us: u64, class: u8) -> u32 {

@@ -10,7 +10,9 @@ use crate::worker::pubsub::Subscriber;
 use crate::worker::quiesce::state::QuiesceWait;
 use crate::worker::reissued::state::Waiting;
 use crate::worker::scripts::checking::LibraryCheck;
+use crate::worker::scripts::rehearsed::RehearsedCall;
 use crate::worker::tracking::Tracked;
+use crate::worker::transactions::rehearsal::FoundKeys;
 use crate::worker::transactions::session::Session;
 use crate::worker::transit::state::Moving;
 
@@ -33,6 +35,10 @@ pub(in crate::worker) struct States {
     /// Wait of its command for quiesced movers.
     quiet: Option<Box<QuiesceWait>>,
     libraries: Option<Box<LibraryCheck>>,
+    /// A call of a script that may have to be repeated with more keys.
+    rehearsed: Option<Box<RehearsedCall>>,
+    /// Keys that the scripts of its transaction will touch.
+    found: Option<Box<FoundKeys>>,
     is_monitor: bool,
     /// Whether a state restricts commands. Checked once per command.
     is_gated: bool,
@@ -72,6 +78,8 @@ states! {
     waiting: Waiting,
     quiet: QuiesceWait,
     libraries: LibraryCheck,
+    rehearsed: RehearsedCall,
+    found: FoundKeys,
 }
 
 impl States {
@@ -124,6 +132,7 @@ impl States {
         self.repeat.as_ref().map_or(0, |repeat| repeat.request.capacity())
             + self.waiting.as_ref().map_or(0, |waiting| waiting.memory())
             + self.libraries.as_ref().map_or(0, |check| check.memory())
+            + self.rehearsed.as_ref().map_or(0, |call| call.memory())
             + self.session.as_ref().map_or(0, |session| session.multi.memory())
             + self.subscriber.as_ref().map_or(0, |subscriber| subscriber.memory())
             + self.tracked.as_ref().map_or(0, |tracked| tracked.memory())

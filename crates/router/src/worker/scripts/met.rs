@@ -2,32 +2,90 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use switchyard_policy::script_keys::KeyTemplates;
 use switchyard_resp::{encode, reply};
 
-use crate::scripts::Script;
+use super::rehearsed::without_token;
+use crate::lua::sort_script;
+use crate::scripts::{Script, sha_of};
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
 const MET_MAX: usize = 10_000;
 
 const MET_BYTES_MAX: usize = 16 << 20;
 
+/// Maximum number of scripts whose calls are observed. Beyond it, all are forgotten.
+const CALLS_MAX: usize = 1000;
+
 /// The scripts that a worker has met. The texts are shared with [`Scripts`](crate::scripts::Scripts), while it has
 /// room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::worker) struct ScriptsMet {
+    /// Secret of the worker, for the errors of rehearsals.
+    pub(in crate::worker) token: String,
+    /// Whether calls of any script have shown foreign keys.
+    pub(super) has_templates: bool,
     /// By a quick hash of the text: SHA-1 costs more than forwarding.
     pub(super) by_text: HashMap<u64, Arc<Script>>,
     /// By the hash known to clients, and by the hash of the executed text.
     by_sha: HashMap<[u8; 40], Arc<Script>>,
+    /// Observed calls, by the hash known to clients.
+    calls: HashMap<[u8; 40], CallsMet>,
     bytes: usize,
 }
 
+/// Observed calls of a script.
+#[derive(Debug, Default)]
+pub(super) struct CallsMet {
+    /// A call has touched a key of another node.
+    pub(super) has_foreign: bool,
+    pub(super) templates: KeyTemplates,
+}
+
+impl Default for ScriptsMet {
+    fn default() -> Self {
+        // Random, because no client may know it.
+        let token = [RandomState::new(), RandomState::new()].map(|state| format!("{:016x}", state.hash_one(0)));
+        let (by_text, by_sha, calls) = <_>::default();
+        Self { token: token.concat(), has_templates: false, by_text, by_sha, calls, bytes: 0 }
+    }
+}
+
 impl ScriptsMet {
+    /// Forgets all scripts. Calls may still be in flight.
+    pub(super) fn clear(&mut self) {
+        let token = std::mem::take(&mut self.token);
+        *self = Self { token, ..Self::default() };
+    }
+
+    /// Observed calls of this script.
+    pub(super) fn calls_of(&mut self, script: &Script) -> &mut CallsMet {
+        if self.calls.len() >= CALLS_MAX && !self.calls.contains_key(&script.sha) {
+            self.calls.clear();
+        }
+        self.calls.entry(script.sha).or_default()
+    }
+
+    /// Records that a script has touched a foreign key without a rehearsal that has found it. Its error names its hash.
+    pub(in crate::worker) fn note_foreign(&mut self, error: &[u8]) {
+        let named = error.windows(40).find_map(|window| self.by_any_sha(window)).cloned();
+        if let Some(script) = named {
+            self.calls_of(&script).has_foreign = true;
+        }
+    }
+
+    /// The script with this hash, as known to clients or as executed.
+    pub(super) fn by_any_sha(&self, sha: &[u8]) -> Option<&Arc<Script>> {
+        let sha: [u8; 40] = sha.to_ascii_lowercase().try_into().ok()?;
+        self.by_sha.get(&sha)
+    }
+
     pub(super) fn remember(&mut self, hash: u64, script: &Arc<Script>) {
         if self.by_text.len() >= MET_MAX || self.bytes + script.bytes() > MET_BYTES_MAX {
-            *self = Self::default();
+            self.clear();
         }
         self.bytes += script.bytes();
         self.by_text.insert(hash, script.clone());
@@ -40,9 +98,33 @@ impl ScriptsMet {
         self.by_sha.get(&sha).filter(|script| script.sha == sha)
     }
 
+    /// Changes a call of a checked script in the form for nodes to that of the client, but for keys that the router has
+    /// declared.
+    pub(in crate::worker) fn restore<'a>(&'a self, args: &mut Vec<&'a [u8]>) {
+        if args.get(1).is_some_and(|text| **text == *sort_script().as_bytes()) {
+            // SORT: its name, and its arguments after the key, are behind the keys.
+            let count = args.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<usize>().ok());
+            let own = count.and_then(|count| args.get(count.checked_add(3)?..args.len() - 1)?.split_first());
+            if let Some((name, rest)) = own {
+                *args = [&[*name, args[3]][..], rest].concat();
+            }
+            return;
+        }
+        let Some(text) = args.get_mut(1) else { return };
+        let by_sha = self.by_sha.get(*text).filter(|script| script.wrapped_sha[..] == **text);
+        let found = by_sha.or_else(|| self.by_sha.get(&sha_of(&[*text])));
+        if let Some(script) = found.filter(|script| script.wrapped_sha != script.sha) {
+            *text = if by_sha.is_some() { &script.sha } else { &script.body };
+            args.pop();
+        }
+    }
+
     /// Replaces the hash in a script's error by the one known to the client.
     #[cold]
     pub(in crate::worker) fn with_own_sha<'r>(&self, error: &'r [u8]) -> Cow<'r, [u8]> {
+        if let Some(text) = without_token(error, &self.token) {
+            return Cow::Owned(text);
+        }
         with_sha(error, |sha| self.by_sha.get(sha).map(|script| script.sha))
     }
 

@@ -18,6 +18,7 @@ use crate::worker::context::Context;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::flow::Flow;
 use crate::worker::multi_local::state::LocalInMulti;
+use crate::worker::scripts::rehearsed::touched_key;
 use crate::worker::transactions::after_exec;
 use crate::worker::upstreams::Link;
 use crate::worker::upstreams::kind::Checkout;
@@ -57,10 +58,13 @@ impl Worker {
             return Flow::Next;
         }
         if let Some(watch) = watch {
-            let (link, slot) = (watch.link, watch.slot);
+            let (link, slot, node) = (watch.link, watch.slot, watch.node);
             let Context { turn, down, hooks, .. } = &mut self.cx;
             if let Err(apart) = node_of_exec(turn, down, hooks, routing, handle, slot) {
                 return exec_after_colocation(turn, down, handle, class, apart);
+            }
+            if let Some(flow) = self.rehearse_before_exec(routing, handle, node, class) {
+                return flow;
             }
             if let Some(client) = self.cx.down.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -96,6 +100,9 @@ impl Worker {
             discard(&mut self.cx.down, handle);
             return self.cx.down.refuse_all_down(&self.cx.turn, handle, class);
         };
+        if let Some(flow) = self.rehearse_before_exec(routing, handle, node, class) {
+            return flow;
+        }
         let Some(client) = self.cx.down.get(handle) else { return Flow::Close };
         let Some(multi) = client.state::<Session>().map(|s| &s.multi) else { return Flow::Close };
         let lane = if multi.slow { Lane::Slow } else { Lane::Main };
@@ -136,6 +143,9 @@ impl Worker {
             reply::elements(answer)
                 .filter(|element| reply::is_error(element))
                 .for_each(|error| self.cx.turn.counters().errors.count(error));
+            reply::elements(answer)
+                .filter(|element| reply::is_error(element) && touched_key(element).is_some())
+                .for_each(|error| self.cx.hooks.scripts_met.note_foreign(error));
         }
         let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.cx.down.get_mut(pending.who) {

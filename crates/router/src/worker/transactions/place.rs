@@ -10,7 +10,7 @@ use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::Flags;
 
-use super::session::Session;
+use super::session::{Multi, Rehearsal, Session};
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::colocate::{wanted_of_several, whole_slots};
@@ -18,6 +18,7 @@ use crate::worker::command::with_parsed_command;
 use crate::worker::downstreams::Downstreams;
 use crate::worker::keyed::CommandHooks;
 use crate::worker::overrides::{apart_text, node_of_transaction, parted_text, slot_of_name, wanted_by_transaction};
+use crate::worker::scripts::rehearsed::rehearses;
 use crate::worker::turn::Turn;
 
 /// The commands of a transaction cannot be executed by one node now.
@@ -52,14 +53,14 @@ pub(super) fn node_of_exec(
         return routing
             .topology
             .only_node()
-            .map_or_else(|| node_of_several(turn, hooks, routing, &multi.requests(), watched, watched_at), Ok);
+            .map_or_else(|| node_of_several(turn, hooks, routing, multi, watched, watched_at), Ok);
     }
     if !routing.topology.has_override(slot) {
         return Ok(watched_at.unwrap_or(owner));
     }
-    let queue = multi.requests();
+    let (queue, is_rehearsed) = (multi.requests(), multi.rehearsal != Rehearsal::None);
     let node = match multi.slot {
-        Some(_) => node_of_transaction(turn, hooks, routing, slot, &queue).map(Some),
+        Some(_) => node_of_transaction(turn, hooks, routing, slot, &queue, is_rehearsed).map(Some),
         None => Ok(None),
     };
     let text = match (watched_at, node) {
@@ -70,7 +71,7 @@ pub(super) fn node_of_exec(
         (_, Err(text)) => text,
     };
     let watched = watch.map(|watch| watch.keys.clone()).unwrap_or_default();
-    let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, &watched);
+    let wanted = wanted_by_transaction(turn, hooks, routing, slot, &queue, is_rehearsed, &watched);
     Err(NotTogether::new(&text, Some(wanted)))
 }
 
@@ -101,14 +102,14 @@ fn node_of_several(
     turn: &Turn,
     hooks: &mut CommandHooks,
     routing: &Arc<RoutingSnapshot>,
-    queue: &[Vec<u8>],
+    multi: &Multi,
     watched: Vec<Arc<[u8]>>,
     watched_at: Option<NodeId>,
 ) -> Result<NodeId, NotTogether> {
     let topology = &routing.topology;
     let mut all = Requirements { keys: Vec::new(), slots: BTreeSet::new(), node: watched_at, is_impossible: false };
-    for request in queue {
-        with_parsed_command(routing, request, |command, args| {
+    for request in multi.requests() {
+        with_parsed_command(routing, &request, |command, args| {
             let mut places = Vec::new();
             if command.find_keys(args, &mut places).is_err() {
                 return;
@@ -119,7 +120,8 @@ fn node_of_several(
                 names().for_each(|channel| all.require(topology.owner(slot_of_name(routing, command, channel))));
                 return;
             }
-            if !places.is_empty() && hooks.needs_whole_slots(turn, routing, command, args) {
+            let is_rehearsed = multi.rehearsal != Rehearsal::None && rehearses(routing, command);
+            if !places.is_empty() && !is_rehearsed && hooks.needs_whole_slots(turn, routing, command, args) {
                 all.slots.extend(names().map(|key| topology.slot_of(key)));
             }
             all.keys.extend(names().map(Arc::from));

@@ -23,6 +23,20 @@ pub(in crate::worker) struct Published {
     pub(in crate::worker) channel: Box<[u8]>,
 }
 
+/// Rehearsal of the scripts of a transaction, which finds their undeclared keys.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::worker) enum Rehearsal {
+    /// No script needs one.
+    #[default]
+    None,
+    /// All of its scripts are trusted. EXEC rehearses them only if keys of their slots live at several nodes.
+    Trusted,
+    /// EXEC rehearses the scripts, when all declared keys are at one node. The number of earlier rounds.
+    Due(u32),
+    /// The queued calls declare the keys.
+    Done,
+}
+
 /// The commands since MULTI.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct Multi {
@@ -40,6 +54,10 @@ pub(in crate::worker) struct Multi {
     pub(in crate::worker) alone: Option<Limit>,
     /// The placement of keys decided whether a command was accepted, or which checks its script has.
     pub(in crate::worker) has_checks_by_placement: bool,
+    /// Rehearsal of its scripts.
+    pub(in crate::worker) rehearsal: Rehearsal,
+    /// Indexes of the calls of scripts that are checked while they run.
+    pub(in crate::worker) checked_calls: Vec<usize>,
     /// A command was refused, so EXEC will be, too.
     pub(in crate::worker) aborted: bool,
     /// The databases that it selects.
@@ -81,6 +99,16 @@ impl Multi {
             self.queue[from..at].to_vec()
         };
         self.commands.iter().map(request).collect()
+    }
+
+    /// Replaces the commands by as many others of the same classes.
+    pub(in crate::worker) fn replace(&mut self, requests: Vec<Vec<u8>>) {
+        debug_assert_eq!(requests.len(), self.commands.len(), "each command has a class");
+        self.queue.clear();
+        for ((len, _), request) in self.commands.iter_mut().zip(requests) {
+            *len = request.len() as u32;
+            self.queue.extend_from_slice(&request);
+        }
     }
 
     pub(in crate::worker) fn clear(&mut self) {
