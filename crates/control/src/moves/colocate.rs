@@ -31,7 +31,7 @@ use crate::admin::{
 /// Interval between checks of the nodes that waiting clients need. Moves report their changes themselves.
 const HEALTH: Duration = Duration::from_millis(250);
 
-/// Validity of a check of a pair of nodes. Mostly a move starts at once.
+/// Validity of a check of a pair of nodes. Several moves may use a result, since each move verifies its own connections.
 const FRESH: Duration = Duration::from_secs(2);
 
 /// Maximum time for which keys stay at the node to which they were brought, until their client has used them. A worker
@@ -398,13 +398,14 @@ impl Colocator {
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
         let mut begun: BTreeSet<usize> = BTreeSet::new();
-        let mut checked: BTreeSet<Pair> = BTreeSet::new();
+        let mut failed: BTreeSet<Pair> = BTreeSet::new();
         for colocation in plan.moves {
             let between = (colocation.source, colocation.target);
             let outcome = match self.checks.get(&between) {
-                // Also for a second move between these nodes.
                 Some(Check::Done(_, outcome)) => {
-                    checked.insert(between);
+                    if outcome.is_err() {
+                        failed.insert(between);
+                    }
                     outcome.clone()
                 }
                 Some(Check::Running(_)) => continue,
@@ -463,7 +464,7 @@ impl Colocator {
                 }
             }
         }
-        self.checks.retain(|between, _| !checked.contains(between));
+        self.checks.retain(|between, _| !failed.contains(between));
         let (now, now_ms) = (Instant::now(), self.now_ms());
         for group in plan.groups {
             if group.wanted_by.iter().any(|place| begun.contains(place)) {
