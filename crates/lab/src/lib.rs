@@ -6,6 +6,7 @@
 //! - [`peers`]: the router compared with alternative proxies, in one run on one machine.
 //! - [`moves`]: cost of moving slots, compared with `redis-cli --cluster reshard`.
 //! - [`queues`]: throughput of a job queue library by placement rules.
+//! - [`together`]: cost of keys of several nodes in one command.
 //! - [`clusters`]: the router in front of a Redis or Valkey Cluster.
 //! - [`fleet`]: policies compared in simulated fleets.
 //! - [`validate`]: simulated fleets compared with real servers.
@@ -32,4 +33,5 @@ pub mod queues;
 pub mod reproduce;
 pub mod site;
 pub mod soak;
+pub mod together;
 pub mod validate;

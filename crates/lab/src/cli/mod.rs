@@ -9,6 +9,7 @@ mod queues;
 mod reproduce;
 mod sim;
 mod soak;
+mod together;
 
 use clap::{Parser, Subcommand};
 use switchyard_bench::interrupt;
@@ -38,6 +39,7 @@ enum Verb {
     Peers(peers::Arguments),
     Moves(moves::Arguments),
     Queues(queues::Arguments),
+    Together(together::Arguments),
     Clusters(clusters::Arguments),
     Reproduce(reproduce::Arguments),
     HotKeys(hot_keys::Arguments),
@@ -52,6 +54,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
         Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
         Verb::Queues(arguments) => queues::run(arguments, interrupt::flag()?),
+        Verb::Together(arguments) => together::run(arguments, interrupt::flag()?),
         Verb::Clusters(arguments) => clusters::run(arguments, interrupt::flag()?),
         Verb::Reproduce(arguments) => reproduce::run(arguments, interrupt::flag()?),
         Verb::HotKeys(arguments) => hot_keys::run(arguments, interrupt::flag()?),
