@@ -27,7 +27,7 @@ use switchyard_policy::topology::{Placement, Ruled};
 use switchyard_resp::command::CommandTable;
 
 use prelude::{HARMLESS, NOT_UNDERSTOOD, SCRIPT_END, library_prelude, without_library_prelude};
-pub(crate) use rehearsal::FOREIGN;
+pub(crate) use rehearsal::{FOREIGN, part_for_several, rehearse_several, rehearses_several};
 pub(crate) use sorting::sort_script;
 
 /// Result of the analysis of a script.

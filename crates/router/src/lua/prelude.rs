@@ -241,7 +241,7 @@ const REMEMBER: &str = "local M,m,J={},0,D local function D(k,h) if M[k] or J(k,
 
 /// Replacement of `pcall` in a script.
 const PCALL_LISTED: &str = "local function p(...) x=false local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end \
-    if q then return w(Q,...) end return Q(...) end;";
+    if q then o,e=pcall(w,Q,...) if o then return e end if z() then E('') end return T(e)=='table' and e or {err=tostring(e)} end return Q(...) end;";
 
 /// Replacement of `pcall`.
 const PCALL: &str = "local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
@@ -333,8 +333,9 @@ fn calls(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys, any: 
 /// Returns the prelude of a script.
 pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
+    out.push_str(rehearsal::EFFECTS);
     out.push_str(
-        "local redis,Y=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
+        "local redis,Y,Z=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
     );
     out.push_str(&TAKE_ARGUMENT.replace("%COPY%", if facts.keys_escape { "true" } else { "n>0" }));
     out.push_str(&script_key_check(beside));
@@ -350,7 +351,7 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
     if facts.redis_escapes {
         let _ = write!(out, "local p={{call=c,pcall=p,{ACL_CHECK_CMD}");
         rehearsal::SILENT.iter().for_each(|member| out.push_str(&rehearsal::silent(member)));
-        let _ = write!(out, "}} return setmetatable({{}},{}),Y end)() ", guard("p[n] or "));
+        let _ = write!(out, "}} return setmetatable({{}},{}),Y,z end)() ", guard("p[n] or "));
     } else {
         out.push_str("return {call=c,pcall=p");
         if facts.members.contains(&b"acl_check_cmd"[..]) {
@@ -364,7 +365,7 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
                 }
             }
         }
-        out.push_str("},Y end)() ");
+        out.push_str("},Y,z end)() ");
     }
     if facts.globals.contains(&b"server"[..]) {
         out.push_str("local server=redis ");
@@ -375,7 +376,8 @@ pub(super) fn script_prelude(facts: &Facts<'_>, table: &CommandTable, beside: &U
     if facts.globals.contains(&b"rawset"[..]) {
         out.push_str(RAWSET);
     }
-    out.push_str("return Y(function(...) ");
+    out.push_str(&rehearsal::uncaught(facts));
+    out.push_str("return Y(function(KEYS,ARGV,...) ");
     out
 }
 

@@ -25,7 +25,7 @@ use super::flow::Flow;
 use super::keyed::CommandHooks;
 use super::overrides::{apart_text, not_together, wanted_of};
 use super::reissued::state::Waiting;
-use super::scripts::rehearsed::rehearses;
+use super::scripts::rehearsed::{first_dispatch_us, rehearses};
 use super::transit::refuse_held;
 use super::turn::Turn;
 use crate::colocate::ColocateRequest;
@@ -74,7 +74,7 @@ pub(super) fn wait_for_colocation(
         turn.counters().colocate_waits.add(1);
         client.set_state(ColocateWait {
             number,
-            since_us: now_us,
+            since_us: first_dispatch_us(client, number).unwrap_or(now_us),
             wait: Arc::default(),
             is_requested: false,
             refusal: None,

@@ -1,5 +1,5 @@
-//! Libraries for job queues on two nodes, with the placement rules of their presets: BullMQ, Bull, RQ and Celery. Celery
-//! also without rules.
+//! Libraries for job queues on two nodes, with the placement rules of their presets: BullMQ, Bull, RQ and Celery. All but
+//! RQ also without rules.
 
 use std::process::Command;
 
@@ -9,8 +9,8 @@ use crate::support::{Site, SiteOptions};
 
 const RULES: &str = "[[placement.rule]]\npreset = \"bullmq\"\n[[placement.rule]]\npreset = \"rq\"\n[[placement.rule]]\npreset = \"celery\"\n";
 
-#[test]
-fn bullmq_and_bull_work_on_two_nodes() {
+/// Runs BullMQ and Bull against a router over two nodes.
+fn node_works_on_two_nodes(config: &str) {
     if !wanted(&[("node", "nodejs"), ("npm", "npm")]) {
         return;
     }
@@ -23,10 +23,20 @@ fn bullmq_and_bull_work_on_two_nodes() {
         run("npm ci", Command::new("npm").args(["ci", "--ignore-scripts"]).current_dir(dir));
     });
     std::fs::copy(source.join("bullmq.mjs"), installed.join("bullmq.mjs")).expect("a copy");
-    let Some(site) = Site::router_only(2, &SiteOptions::config(RULES)) else { return };
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
     let mut check = tied("node");
     check.arg(installed.join("bullmq.mjs")).arg(site.address().to_string());
     assert_checks_ok("BullMQ and Bull", &run("node", &mut check));
+}
+
+#[test]
+fn bullmq_and_bull_work_on_two_nodes() {
+    node_works_on_two_nodes(RULES);
+}
+
+#[test]
+fn bullmq_and_bull_work_on_two_nodes_without_rules() {
+    node_works_on_two_nodes("");
 }
 
 /// Runs Python programs of `tests-clients/queues` against a router over two nodes.

@@ -9,7 +9,7 @@ use switchyard_policy::script_keys::KeyTemplates;
 use switchyard_resp::{encode, reply};
 
 use super::rehearsed::without_token;
-use crate::lua::sort_script;
+use crate::lua::{rehearses_several, sort_script};
 use crate::scripts::{Script, sha_of};
 
 /// Maximum number of analyzed scripts of a worker, and maximum memory of them without the shared ones.
@@ -45,12 +45,15 @@ pub(super) struct CallsMet {
     pub(super) templates: KeyTemplates,
 }
 
+/// Returns a random secret, which no client may know.
+pub(in crate::worker) fn new_token() -> String {
+    [RandomState::new(), RandomState::new()].map(|state| format!("{:016x}", state.hash_one(0))).concat()
+}
+
 impl Default for ScriptsMet {
     fn default() -> Self {
-        // Random, because no client may know it.
-        let token = [RandomState::new(), RandomState::new()].map(|state| format!("{:016x}", state.hash_one(0)));
         let (by_text, by_sha, calls) = <_>::default();
-        Self { token: token.concat(), has_templates: false, by_text, by_sha, calls, bytes: 0 }
+        Self { token: new_token(), has_templates: false, by_text, by_sha, calls, bytes: 0 }
     }
 }
 
@@ -110,6 +113,14 @@ impl ScriptsMet {
             }
             return;
         }
+        if args.get(1).is_some_and(|text| rehearses_several(text)) {
+            *args = vec![b"EXEC"];
+            return;
+        }
+        if args.last().is_some_and(|last| last.starts_with(self.token.as_bytes())) && self.is_unknown(args) {
+            args.pop();
+            return;
+        }
         let Some(text) = args.get_mut(1) else { return };
         let by_sha = self.by_sha.get(*text).filter(|script| script.wrapped_sha[..] == **text);
         let found = by_sha.or_else(|| self.by_sha.get(&sha_of(&[*text])));
@@ -117,6 +128,11 @@ impl ScriptsMet {
             *text = if by_sha.is_some() { &script.sha } else { &script.body };
             args.pop();
         }
+    }
+
+    /// Whether the script of a call is not known any more.
+    fn is_unknown(&self, args: &[&[u8]]) -> bool {
+        args.get(1).is_none_or(|text| !self.by_sha.contains_key(*text) && !self.by_sha.contains_key(&sha_of(&[*text])))
     }
 
     /// Replaces the hash in a script's error by the one known to the client.

@@ -23,8 +23,8 @@ use switchyard_resp::request::{Args, Scanner};
 
 use super::super::command::with_parsed_command;
 use super::super::context::Context;
-use super::super::downstreams::Downstreams;
 use super::super::downstreams::waits::Stall;
+use super::super::downstreams::{Client, Downstreams};
 use super::super::invocation::Invocation;
 use super::super::keyed::{CommandHooks, find_routed_keys};
 use super::super::turn::Turn;
@@ -38,7 +38,7 @@ use crate::slab::Handle;
 
 /// Maximum repetitions of a call. Each can find further keys: values of the first ones determine them, or other clients
 /// have changed these values since.
-pub(in crate::worker) const REPEATS_MAX: u32 = 64;
+pub(in crate::worker) const REPEATS_MAX: u32 = 256;
 
 /// A call in the form for nodes.
 #[derive(Debug)]
@@ -52,6 +52,8 @@ pub(in crate::worker) struct CheckedCall {
 pub(in crate::worker) struct RehearsedCall {
     /// Command number within the client.
     number: u32,
+    /// Time of its first dispatch, microseconds.
+    since_us: u64,
     /// The client's command.
     request: Vec<u8>,
     /// Keys that the router declares.
@@ -60,10 +62,21 @@ pub(in crate::worker) struct RehearsedCall {
 }
 
 impl RehearsedCall {
+    fn new(turn: &Turn, number: u32, request: &[u8], more: Vec<Arc<[u8]>>) -> Self {
+        Self { number, since_us: turn.now_us(), request: request.to_vec(), more, repeats: 0 }
+    }
+
     /// Memory in bytes.
     pub(in crate::worker) fn memory(&self) -> usize {
         self.request.capacity() + self.more.iter().map(|key| key.len() + size_of::<Arc<[u8]>>()).sum::<usize>()
     }
+}
+
+/// Time of the first dispatch of the command with this number, if it is a rehearsed call, microseconds. A repeated call keeps
+/// its place among the waiting ones.
+pub(in crate::worker) fn first_dispatch_us(client: &Client, number: u32) -> Option<u64> {
+    let call = client.state::<RehearsedCall>().filter(|call| call.number == number);
+    call.map(|call| call.since_us)
 }
 
 /// Whether calls of this command are rehearsed instead of waiting until one node has all keys of their slots. Functions
@@ -146,7 +159,7 @@ pub(in crate::worker) fn replacement(cx: &mut Context, call: &Invocation<'_>) ->
         None => {
             let more = cx.hooks.expected_keys(&cx.turn, routing, command, args);
             if sorts || !more.is_empty() {
-                client.set_state(RehearsedCall { number, request: raw.to_vec(), more: more.clone(), repeats: 0 });
+                client.set_state(RehearsedCall::new(&cx.turn, number, raw, more.clone()));
             }
             more
         }
@@ -286,7 +299,7 @@ pub(super) fn note_rehearsed(cx: &mut Context, call: &Invocation<'_>) {
     let Some(client) = cx.down.get_mut(call.handle).filter(|client| client.in_flight() > 0) else { return };
     let number = client.replies().last();
     if client.state::<RehearsedCall>().is_none_or(|known| known.number != number) {
-        client.set_state(RehearsedCall { number, request: call.raw.to_vec(), more: Vec::new(), repeats: 0 });
+        client.set_state(RehearsedCall::new(&cx.turn, number, call.raw, Vec::new()));
     }
     cx.down.stall(&cx.turn, call.handle, Stall::Barrier);
 }

@@ -1,8 +1,9 @@
-//! Rehearsals of the scripts of a transaction: EXEC first has each script rehearsed, to declare the keys that it will touch.
+//! Rehearsals of the scripts of a transaction: EXEC first has them rehearsed, to declare the keys that they will touch. One
+//! call rehearses all of them, so each finds the effects of those before, such as a counter for the names of keys.
 //!
 //! Other clients may change values between a rehearsal and the transaction, because they are not one call. A script then
-//! may touch other keys than it declares, and gets an error. Commands of the transaction before a script have not been
-//! executed when it is rehearsed, with the same effect.
+//! may touch other keys than it declares, and gets an error. Other commands of the transaction have not been executed when
+//! a script is rehearsed, with the same effect.
 //!
 //! Not within the transaction, whose commands are in flight together: EXEC cannot be withdrawn after a rehearsal.
 
@@ -12,11 +13,13 @@ use std::sync::Arc;
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::Command;
 use switchyard_resp::encode;
+use switchyard_resp::reply::elements;
 use switchyard_resp::request::Args;
 
 use super::session::{Multi, Rehearsal, Session};
 use crate::lane::Lane;
 use crate::lock::lock;
+use crate::lua::{part_for_several, rehearse_several};
 use crate::script_argument::ScriptArgument;
 use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
@@ -25,6 +28,7 @@ use crate::worker::command::with_parsed_command;
 use crate::worker::downstreams::waits::Stall;
 use crate::worker::flow::Flow;
 use crate::worker::multi_step::{MultiStepCommand, Next, StepRequest};
+use crate::worker::scripts::met::new_token;
 use crate::worker::scripts::rehearsed::{REPEATS_MAX, foreign_keys, keys_and_arguments};
 use crate::worker::turn::Turn;
 use crate::worker::upstreams::Upstreams;
@@ -53,7 +57,8 @@ struct Round {
 impl MultiStepCommand for Round {
     fn next(&mut self, _: &Turn, _: &Upstreams, _: bool, parts: Vec<Vec<u8>>) -> Next {
         // A node that cannot be reached finds nothing. EXEC returns its error.
-        let parts = self.places.iter().copied().zip(&parts);
+        let parts = parts.first().map(Vec::as_slice).unwrap_or_default();
+        let parts = self.places.iter().copied().zip(elements(parts));
         let found = parts.filter_map(|(place, part)| Some((place, foreign_keys(part, &self.token)?))).collect();
         Next::Again(Box::new(FoundKeys { number: self.number, found }))
     }
@@ -86,6 +91,14 @@ impl<'a> QueuedCall<'a> {
         let all = all.chain(more.iter().map(Vec::as_slice)).chain(arguments.iter().copied()).chain([argument]);
         all.for_each(|arg| encode::bulk(&mut request, arg));
         request
+    }
+
+    /// Returns the arguments of this call for [`rehearse_several`] after the index, with this argument of the router.
+    fn for_rehearsal(&self, argument: Vec<u8>) -> Vec<Vec<u8>> {
+        let own = &self.args[3..self.args.len() - 1];
+        let numbers = [self.keys.len(), own.len() - self.keys.len() + 1];
+        let numbers = numbers.map(|number| number.to_string().into_bytes()).into_iter();
+        numbers.chain(own.iter().map(|arg| arg.to_vec())).chain([argument]).collect()
     }
 }
 
@@ -165,31 +178,37 @@ impl Worker {
         class: u8,
         number: u32,
     ) -> Option<Flow> {
-        let token = self.cx.hooks.scripts_met.token.clone();
+        // A secret of its own, which causes no repetition of a call.
+        let token = new_token();
         let multi = &mut self.cx.down.get_mut(handle)?.state_or_default::<Session>().multi;
-        let (mut places, mut steps) = (Vec::new(), Vec::new());
+        let (mut places, mut calls, mut texts) = (Vec::new(), Vec::new(), BTreeSet::<Arc<[u8]>>::new());
         change_calls(multi, routing, |place, call| {
-            if places.len() < SCRIPTS_MAX {
+            // A script is called by its text, or by its hash.
+            let text = call.args.get(1).copied()?;
+            let text = lock(&self.cx.turn.shared().scripts).text(text).map_or_else(|| text.into(), Arc::from);
+            if places.len() < SCRIPTS_MAX && part_for_several(&text).is_some() {
                 let argument = ScriptArgument::new(&routing.topology, node, &call.keys, call.more);
-                let mut requests = Vec::new();
-                // The node may lack a script that is called by its hash.
-                let body = call.args.get(1).and_then(|sha| lock(&self.cx.turn.shared().scripts).text(sha));
-                if let Some(body) = body {
-                    let mut load = Vec::new();
-                    encode::command(&mut load, [&b"SCRIPT"[..], b"LOAD", &body]);
-                    requests.push(load);
-                }
-                requests.push(call.with(&[], &argument.encode(Some(&format!("!{token}")))));
+                calls.push((Arc::clone(&text), call.for_rehearsal(argument.encode(Some(&format!("!{token}"))))));
+                texts.insert(text);
                 places.push(place);
-                steps.push(StepRequest { node, lane: Lane::Slow, requests });
             }
             None
         });
-        if steps.is_empty() {
-            // The node refuses all of them.
+        if places.is_empty() {
+            // The node refuses them.
             multi.rehearsal = Rehearsal::Done;
             return None;
         }
+        // Sorted, because nodes keep each text that they have executed.
+        let script = rehearse_several(texts.iter().filter_map(|text| part_for_several(text)));
+        let mut arguments = vec![b"EVAL".to_vec(), script, b"0".to_vec()];
+        for (text, call) in calls {
+            arguments.push((texts.range(..text).count() + 1).to_string().into_bytes());
+            arguments.extend(call);
+        }
+        let mut request = Vec::new();
+        encode::command(&mut request, arguments.iter().map(Vec::as_slice));
+        let steps = vec![StepRequest { node, lane: Lane::Slow, requests: vec![request] }];
         let round = Round { number, places, token };
         match self.gathers.begin_alone(&self.cx.turn, &mut self.cx.down, handle, class, Box::new(round), steps) {
             Flow::Next => Some(Flow::Stall(Stall::Barrier)),
