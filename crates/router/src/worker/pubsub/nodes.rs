@@ -380,15 +380,16 @@ impl Worker {
 }
 
 impl Topics {
-    /// The subscription of a topic at a node has ended. It comes into force at the next owner of its slot.
+    /// The subscription of a topic at a node has ended. It comes into force at the next owner of its slot. Request it from
+    /// this node again: the redirect names that owner, while the maps of other members may be older.
     fn lost_place(&mut self, turn: &Turn, kind: Kind, name: &[u8], node: NodeId) {
-        let Some(topic) = self.by_name[kind as usize].get(name).and_then(|handle| self.topics.get_mut(*handle)) else {
-            return;
-        };
+        let Some(handle) = self.by_name[kind as usize].get(name).copied() else { return };
+        let Some(topic) = self.topics.get_mut(handle) else { return };
         let Some((_, place)) = topic.places.iter_mut().find(|(at, _)| *at == node) else { return };
-        if std::mem::replace(place, Place::Down) == Place::InForce {
+        if std::mem::replace(place, Place::Requested) == Place::InForce {
             note_in_force(turn, kind, &topic.name.clone(), node, false);
         }
+        self.requests.push_back(Request::Subscribe { topic: handle, node });
     }
 }
 
