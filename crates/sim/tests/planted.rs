@@ -93,7 +93,7 @@ const KNOWN: &[(Planted, &str, u64)] = &[
     (Planted::Around(Bug::FilledBeforeAllCacheable), "hot", 588),
     (Planted::Around(Bug::GatesBeforeStayOpen), "hot", 783),
     (Planted::Around(Bug::DoubtfulIsOver), "hot", 3_111),
-    (Planted::Around(Bug::BlockedRaisesOnce), "hot-rough", 1_649),
+    (Planted::Around(Bug::BlockedRaisesOnce), "hot-rough", 46_774),
     (Planted::Around(Bug::PanicForgetsWhatWasSent), "hot", 5_516),
     (Planted::Around(Bug::NotPlacedAnew), "hot-returns", 314),
     (Planted::Around(Bug::AnotherProcessUnnoticed), "hot", 6_814),
