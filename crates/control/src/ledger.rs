@@ -27,6 +27,10 @@ const SUMMARY: u8 = 1;
 /// Minimum length for compaction while moves are open, in bytes.
 const LENGTH_MIN: u64 = 4 << 20;
 
+/// Minimum length for compaction after a move while no move is open, in bytes. Short moves may follow each other
+/// quickly, and each compaction waits for the disk three times.
+const IDLE_LENGTH_MIN: u64 = 64 << 10;
+
 /// Maximum wait for the journal when slots are split. No move is open then, so only a failing disk delays the journal.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -273,7 +277,7 @@ impl Ledger {
         if state.copies.get(&node).is_some_and(|(of, _)| *of == number) {
             state.copies.remove(&node);
             drop(state);
-            self.compact();
+            self.compact(0);
         }
     }
 
@@ -323,13 +327,14 @@ impl Ledger {
         outcome.recv_timeout(SPLIT_TIMEOUT).unwrap_or_else(|_| Err("it is busy".to_owned()))
     }
 
-    /// Compacts the journal if that saves enough.
-    fn compact(&self) {
+    /// Compacts the journal if that saves enough. `idle_min`: minimum length for compaction while no move is open, in
+    /// bytes.
+    fn compact(&self, idle_min: u64) {
         let state = Arc::clone(&self.state);
         self.journal.replace(
             Box::new(move |length| {
                 let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                state.should_compact(length).then(|| state.content())
+                state.should_compact(length, idle_min).then(|| state.content())
             }),
             Box::new(|outcome| {
                 if let Err(error) = outcome {
@@ -370,7 +375,7 @@ impl Ledger {
         };
         self.journal.append(of, entries, kind, Box::new(durable));
         if shorter {
-            self.compact();
+            self.compact(IDLE_LENGTH_MIN);
         }
     }
 
@@ -512,9 +517,10 @@ impl State {
         copies.extend(slots.iter().copied());
     }
 
-    fn should_compact(&self, length: u64) -> bool {
+    fn should_compact(&self, length: u64, idle_min: u64) -> bool {
         let needed: usize = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.len()).sum();
-        self.open.is_empty() || length > LENGTH_MIN.max(4 * needed as u64)
+        let min = if self.open.is_empty() { idle_min } else { LENGTH_MIN.max(4 * needed as u64) };
+        length > min
     }
 
     /// Returns the compacted journal.
@@ -665,6 +671,8 @@ mod tests {
             &opened.ledger,
             &[Record::LegEnded { move_id: MOVE, leg: 2, owner: Side::Source }, Record::Ended { move_id: MOVE }],
         );
+        let longer = opened.ledger.status().length;
+        opened.ledger.compact(0);
         drop((opened, store));
 
         let (opened, _store) = open(dir.path());
@@ -677,7 +685,8 @@ mod tests {
             left,
             "a leg that went back has left nothing, unless its target was given up"
         );
-        assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
+        let length = opened.ledger.status().length;
+        assert!(length < 300 && length < longer, "only these are kept: {length} of {longer} bytes");
         // Keys left of a slot may be keys of its parts.
         let slot = |number| Slot::new(number).expect("a slot");
         opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]).expect("written");

@@ -686,6 +686,11 @@ impl Router {
         }
     }
 
+    /// Closes connections that ended moves have left to later ones, if none has used them. Call it about once a second.
+    pub fn close_unused_mover_connections(&self) {
+        self.shared.checked_pairs.close_expired();
+    }
+
     /// Steers a move. Returns false if it is not running.
     pub fn steer_move(&self, id: MoveId, steer: UserRequest) -> bool {
         let Some(found) = lock(&self.shared.moves).get(&id).cloned() else { return false };

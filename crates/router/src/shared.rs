@@ -34,7 +34,7 @@ use crate::listener::Listening;
 use crate::lock::lock;
 use crate::lua::LibraryForm;
 use crate::metrics::{RecentWaits, WorkerCounters};
-use crate::mover::Moved;
+use crate::mover::{CheckedPairs, Moved};
 use crate::mover::{Moves, SharedMove, SharedTracker};
 use crate::ownership::FleetOwnership;
 use crate::publication::{DrainBarrier, OldestInFlight, Publication};
@@ -317,6 +317,8 @@ pub(crate) struct Shared {
     /// Ownership record at the nodes, so that one router at a time serves them.
     pub(crate) ownership: Option<Arc<FleetOwnership>>,
     pub(crate) fences: Arc<Fences>,
+    /// Connections of ended moves.
+    pub(crate) checked_pairs: CheckedPairs,
     /// Counts processes that have served the nodes.
     pub(crate) reigns: ProcessReplacements,
     pub(crate) publication: Publication<RoutingSnapshot>,
@@ -459,6 +461,7 @@ impl Shared {
             site,
             ownership: seat,
             fences: Arc::default(),
+            checked_pairs: CheckedPairs::default(),
             reigns: ProcessReplacements::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             publication: Publication::new(routing, workers),

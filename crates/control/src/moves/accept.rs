@@ -24,6 +24,9 @@ use crate::nodes::check::{RouterIdentity, TIMEOUT, check_node};
 use crate::nodes::fit::is_older;
 use crate::operator::text_of;
 
+/// Maximum number of keys of a short move.
+const SHORT_MOVE_KEYS: usize = 1024;
+
 /// Timeout for the journal to record a move.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
@@ -356,9 +359,13 @@ impl Moves {
 
     /// Records moves and queues them.
     pub(super) fn queue_moves(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
-        // Options first: a recorded move without options would continue with the configured ones after a crash.
-        self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
-        self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
+        // Options first: a recorded move without options would continue with the configured ones after a crash. A short
+        // move for waiting clients may: it differs only in the goal, and its clients do not survive a crash.
+        let is_long = |planned: &Planned| planned.order.needed_keys().is_none_or(|keys| keys.len() > SHORT_MOVE_KEYS);
+        if moves.values().any(is_long) {
+            self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));
+            self.try_save_options().inspect_err(|_| self.beside().retain(|id, _| !moves.contains_key(id)))?;
+        }
         for (id, planned) in &moves {
             self.placement.retain_nodes(*id, planned.order.nodes());
         }

@@ -213,6 +213,24 @@ mod tests {
         ending.join().expect("no panic");
     }
 
+    #[test]
+    fn ends_of_moves_for_commands_are_stored_together() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (_, moves) = executor(dir.path());
+        let stored = || load_json::<Vec<EndedMove>>(&*moves.store, ENDED).expect("readable").len();
+        for id in [MoveId(1), MoveId(2)] {
+            let mut planned =
+                Planned { end: Some(MoveEnd::Done), ..under_way(Slot::new(id.0 as u16).expect("a slot")) };
+            planned.order.keys = Some([Key::from(&b"key"[..])].into());
+            planned.order.cause = Cause::Needed([("RENAME".to_owned(), 1)].into());
+            moves.state().open.insert(id, planned);
+            moves.finish(id);
+        }
+        assert_eq!((stored(), moves.report().ended.len()), (0, 2));
+        moves.save_unsaved_ends();
+        assert_eq!(stored(), 2);
+    }
+
     /// After a restart, the node that had the keys may not be reachable.
     #[test]
     fn moved_names_count_once_per_database_after_a_restart() {

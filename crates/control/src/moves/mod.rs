@@ -117,6 +117,8 @@ pub struct Moves {
     /// Options of moves that may be on record and are not open: not yet, or no longer. A start after a crash resumes
     /// them with these options.
     unopened_options: Arc<Mutex<BTreeMap<MoveId, Options>>>,
+    /// The stored list of ended moves lacks some that clients waited for.
+    has_unsaved_ends: AtomicBool,
     colocations: colocate::Colocations,
     /// Drained nodes, to which no keys are brought.
     drained: Arc<Drained>,
@@ -219,6 +221,7 @@ impl Moves {
                     if kept.elapsed() >= KEEP {
                         kept = Instant::now();
                         moves.save_progress();
+                        moves.save_unsaved_ends();
                         if moves.store.trouble().is_some() {
                             // The store reports later failures itself.
                             let _ = moves.store.retry_write();
@@ -239,6 +242,7 @@ impl Moves {
     fn advance(self: &Arc<Self>) {
         let told = self.running.with(|router| {
             router.note_waits();
+            router.close_unused_mover_connections();
             router.moves()
         });
         let Some(progress) = told else { return };
@@ -370,18 +374,40 @@ impl Moves {
         // A stopped move must not resume by itself.
         let options = if report.state == MoveState::Done { options } else { options.stopped() };
         self.beside().insert(id, options);
-        let ended = {
+        let is_deferred = {
             let mut state = self.state();
+            // After a crash such a move is open with nothing left to move, and ends again.
+            let is_deferred = report.state == MoveState::Done
+                && state.open.get(&id).is_some_and(|planned| planned.order.needed_keys().is_some());
             state.close(id, report);
-            state.ended.iter().cloned().map(EndedMove::from).collect::<Vec<_>>()
+            is_deferred
         };
-        // Before the journal removes it: a start that finds the move in both places treats it as ended.
+        if is_deferred {
+            self.has_unsaved_ends.store(true, Ordering::Release);
+            self.record_end(id);
+        } else {
+            // Before the journal removes it: a start that finds the move in both places treats it as ended.
+            self.save_ended();
+            self.record_end(id);
+            self.save_options();
+        }
+        self.colocations.notify(colocate::ColocationEvent::Look);
+    }
+
+    /// Saves the list of ended moves.
+    fn save_ended(&self) {
+        let ended: Vec<EndedMove> = self.state().ended.iter().cloned().map(EndedMove::from).collect();
         if let Err(error) = save_json(&*self.store, ENDED, &ended) {
             warn!("the list of ended moves cannot be stored: {error}");
         }
-        self.record_end(id);
-        self.save_options();
-        self.colocations.notify(colocate::ColocationEvent::Look);
+    }
+
+    /// Saves the ends of moves that clients waited for. Many of these moves may end in a second, so they share a write.
+    fn save_unsaved_ends(&self) {
+        if self.has_unsaved_ends.swap(false, Ordering::AcqRel) {
+            self.save_ended();
+            self.save_options();
+        }
     }
 
     /// Updates the progress of moves.
@@ -464,6 +490,7 @@ impl Moves {
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }
+        self.save_unsaved_ends();
         let begun: Vec<MoveId> =
             self.state().open.iter().filter(|(_, p)| p.begun && p.end.is_none()).map(|(id, _)| *id).collect();
         if begun.is_empty() {

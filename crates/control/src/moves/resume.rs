@@ -75,6 +75,7 @@ impl Moves {
             recording: Mutex::default(),
             keeping: Mutex::default(),
             unopened_options: Arc::default(),
+            has_unsaved_ends: AtomicBool::new(false),
             colocations: super::colocate::Colocations::default(),
             drained,
         };

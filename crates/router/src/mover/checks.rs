@@ -22,6 +22,10 @@ type Unchecked = (String, Result<Vec<u8>, String>);
 impl Mover {
     /// Checks versions, clocks, durability, databases and libraries of both nodes.
     pub(super) fn check(&mut self) -> Result<(), MoverExit> {
+        if self.checks.is_some_and(|checks| checks.is_earlier) {
+            // An earlier move compared these processes. Libraries depend on placement rules, which may have changed.
+            return self.check_libraries();
+        }
         self.shown.set_activity("checking both nodes");
         let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
         let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
@@ -200,7 +204,9 @@ impl Mover {
 
     /// Copies functions and known scripts to the target before it serves clients.
     pub(super) fn copy_functions(&mut self) -> Result<(), MoverExit> {
-        let hashes = lock(&self.shared.scripts).hashes();
+        // An earlier move has loaded the scripts that were known then. Workers load later ones where they are missing.
+        let is_earlier = self.checks.is_some_and(|checks| checks.is_earlier);
+        let hashes = if is_earlier { Vec::new() } else { lock(&self.shared.scripts).hashes() };
         for sha in hashes {
             let Some(body) = lock(&self.shared.scripts).text(&sha) else { continue };
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
@@ -324,18 +330,19 @@ impl Mover {
 
     /// Checks that the target has enough memory for these slots.
     pub(super) fn has_room(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
-        let info = |mover: &mut Self, side| -> Result<String, MoverExit> {
-            let answer = mover.call(side, &[b"INFO", b"everything"])?;
+        let info = |mover: &mut Self, side, section: &[u8]| -> Result<String, MoverExit> {
+            let answer = mover.call(side, &[b"INFO", section])?;
             Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
         };
-        let target = info(self, Side::Target)?;
+        let target = info(self, Side::Target, b"memory")?;
         let number = |info: &str, name: &str| field(info, name).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
         let (limit, used) = (number(&target, "maxmemory"), number(&target, "used_memory"));
         if limit == 0 {
             return Ok(());
         }
-        let source = info(self, Side::Source)?;
-        let keys_there: u64 = source
+        let source = info(self, Side::Source, b"memory")?;
+        let keyspace = info(self, Side::Source, b"keyspace")?;
+        let keys_there: u64 = keyspace
             .lines()
             .filter(|line| line.starts_with("db"))
             .filter_map(|line| line.split_once("keys=")?.1.split(',').next()?.parse::<u64>().ok())

@@ -58,6 +58,14 @@ pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
+/// Returns the text of a reply to INFO with this section.
+pub(super) fn info_text(section: &str, answer: &[u8]) -> Result<String, String> {
+    if reply::is_error(answer) {
+        return Err(format!("INFO {section}: {}", error_text(answer)));
+    }
+    Ok(String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned())
+}
+
 /// Returns the text of an error reply, redacted for logs and reports.
 pub(super) fn error_text(answer: &[u8]) -> String {
     reply::redacted_error(answer)
@@ -227,11 +235,7 @@ impl Connection {
 
     /// Returns a section of INFO.
     pub(super) fn info(&mut self, section: &str, timeout: Duration) -> Result<String, String> {
-        let answer = self.call(&[b"INFO", section.as_bytes()], timeout)?;
-        if reply::is_error(&answer) {
-            return Err(format!("INFO {section}: {}", error_text(&answer)));
-        }
-        Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
+        info_text(section, &self.call(&[b"INFO", section.as_bytes()], timeout)?)
     }
 
     /// Sends a command and waits for the reply. Requires an idle connection. After a timeout the connection counts as
@@ -247,6 +251,22 @@ impl Connection {
             return Err("another command is in flight there".to_owned());
         }
         self.push(args);
+        self.reply(timeout)
+    }
+
+    /// Sends a command whose reply [`Self::receive_reply`] returns. Requires an idle connection.
+    pub(super) fn send(&mut self, args: &[&[u8]]) -> Result<(), String> {
+        debug_assert!(self.unanswered == 0, "a call needs an idle connection");
+        self.push(args);
+        self.flush().inspect_err(|why| self.mark_lost(why.clone()))
+    }
+
+    /// Waits for the reply to a command sent by [`Self::send`]. Errors are those of [`Self::call`].
+    pub(super) fn receive_reply(&mut self, timeout: Duration) -> Result<Vec<u8>, String> {
+        self.reply(timeout).inspect_err(|why| self.mark_lost(why.clone()))
+    }
+
+    fn reply(&mut self, timeout: Duration) -> Result<Vec<u8>, String> {
         let until = Instant::now() + timeout;
         let mut answers = Vec::new();
         loop {
@@ -305,26 +325,7 @@ impl Connection {
 
     /// Sends and receives without blocking. Appends complete replies to `answers`.
     pub(super) fn exchange(&mut self, answers: &mut Vec<Vec<u8>>) -> Result<(), String> {
-        if let Some(why) = &self.lost {
-            return Err(why.clone());
-        }
-        let failed = |error: Errno, tls: &Option<Box<Tls>>| {
-            let why = tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
-            why.unwrap_or_else(|| io::Error::from(error).to_string())
-        };
-        while self.sent < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.has_unsent()) {
-            match transport::send(&self.fd, &mut self.tls, &self.out[self.sent..]) {
-                Ok(count) => self.sent += count,
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(failed(error, &self.tls)),
-            }
-        }
-        if self.sent == self.out.len() {
-            self.out.clear();
-            self.out.shrink_to(1 << 20);
-            self.sent = 0;
-        }
+        self.flush()?;
         loop {
             match transport::receive(&self.fd, &mut self.tls, &mut self.buffer) {
                 Ok(Received { count: 0, .. }) => return Err("the node closed the connection".to_owned()),
@@ -338,8 +339,35 @@ impl Connection {
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(failed(error, &self.tls)),
+                Err(error) => return Err(self.failure(error)),
             }
+        }
+        Ok(())
+    }
+
+    /// Returns the reason of a failed system call.
+    fn failure(&self, error: Errno) -> String {
+        let why = self.tls.as_ref().and_then(|tls| tls.failure()).map(|why| format!("TLS: {why}"));
+        why.unwrap_or_else(|| io::Error::from(error).to_string())
+    }
+
+    /// Sends as much output as the socket accepts.
+    fn flush(&mut self) -> Result<(), String> {
+        if let Some(why) = &self.lost {
+            return Err(why.clone());
+        }
+        while self.sent < self.out.len() || self.tls.as_ref().is_some_and(|tls| tls.has_unsent()) {
+            match transport::send(&self.fd, &mut self.tls, &self.out[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(self.failure(error)),
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.out.shrink_to(1 << 20);
+            self.sent = 0;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! clients, and commands need not pass through it.
 
 mod big;
+mod checked_pairs;
 mod checks;
 mod committed;
 mod connection;
@@ -41,6 +42,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 use crate::lock::lock;
 use crate::shared::Shared;
 pub use big::{BigKey, BigKeys};
+pub(crate) use checked_pairs::CheckedPairs;
 pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker, SourceOps};
 pub use orphaned_keys::may_be_only_copies;
 pub use switchyard_policy::migration::{MoveEnd, UserRequest};

@@ -16,6 +16,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
 use tracing::{error, info, warn};
 
 use super::big::Big;
+use super::checked_pairs::NodeChecks;
 use super::connection::Connection;
 use super::late_keys::LateKeyCheck;
 use super::list::List;
@@ -55,6 +56,8 @@ pub(super) struct Mover {
     pub(super) leftovers: Vec<Slot>,
     /// The move was started by an earlier router process.
     pub(super) is_resumed: bool,
+    /// Set while the connections are those with which both nodes were checked.
+    pub(super) checks: Option<NodeChecks>,
     pub(super) source: SideConnection,
     pub(super) target: SideConnection,
     pub(super) list: List,
@@ -83,10 +86,12 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
     let host = task.host.clone();
     let (mut mover, first) = Mover::new(shared.clone(), own, task);
     let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        mover.take_checked_pair();
         let end = mover.run_steps(first);
         // If the router stops, open work stays for the next start.
-        if end.is_some() {
+        if let Some(end) = &end {
             mover.discard_all();
+            mover.leave_checked_pair(end);
         }
         if let Some((kept, removed)) = mover.kept() {
             info!(
@@ -193,6 +198,7 @@ impl Mover {
             fingerprints,
             leftovers,
             is_resumed,
+            checks: None,
             life,
         };
         (mover, first)
@@ -224,7 +230,10 @@ impl Mover {
                 self.shown.set_activity(doing);
                 self.rest(Duration::from_micros(us))?;
             }
-            Step::Check => self.check()?,
+            Step::Check => {
+                self.check()?;
+                self.checks.get_or_insert_with(NodeChecks::now);
+            }
             Step::LearnWaits => self.measure_baseline()?,
             Step::List if of_keys => self.list_named()?,
             Step::List => self.list()?,
@@ -411,6 +420,7 @@ impl Mover {
 
     /// Connects to a side, and makes the node confirm that earlier connections of this mover are closed.
     pub(super) fn reach(&mut self, side: Side) -> Result<(), String> {
+        self.checks = None;
         let routing = self.shared.routing();
         let node = self.end(side).node;
         let access = routing.live.nodes.get(&node).ok_or("no address is configured for it")?;
@@ -456,7 +466,7 @@ impl Mover {
 
     /// Checks that the process is the one that serves clients. If a node returned without its data, its future is
     /// undecided: keys stored there would be lost when the data is restored, and missing keys would count as deleted.
-    fn check_serving_process(&self, node: NodeId, run_id: &str) -> Result<(), String> {
+    pub(super) fn check_serving_process(&self, node: NodeId, run_id: &str) -> Result<(), String> {
         self.shared.with_facts(node, |facts| match &facts.run_id {
             Some(met) if **met != *run_id && facts.is_held => {
                 Err(facts.failure.clone().unwrap_or_else(|| "it returned without its data".to_owned()))
@@ -484,12 +494,11 @@ impl Mover {
     /// Returns all known databases with keys at either node. Queries only nodes that are connected and idle.
     pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, MoverExit> {
         let timeout = self.timeout();
-        for side in [Side::Source, Side::Target] {
-            let end = self.end_mut(side);
-            if end.connection.is_none() || !end.is_idle() {
-                continue;
-            }
-            let Ok(found) = end.databases(timeout) else { return Err(MoverExit::Lost) };
+        let mut asked = [Side::Source, Side::Target].to_vec();
+        asked.retain(|side| self.end_mut(*side).request_databases());
+        let found: Vec<_> = asked.into_iter().map(|side| (side, self.end_mut(side).databases(timeout))).collect();
+        for (side, found) in found {
+            let Ok(found) = found else { return Err(MoverExit::Lost) };
             // In a single-database fleet, the other databases of a server are not ours.
             let live = &self.shared.routing().live;
             let is_ours = |database: &u32| !live.one_database || *database == live.database;

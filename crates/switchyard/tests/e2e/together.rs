@@ -145,6 +145,44 @@ fn keys_stay_together_over_a_restart() {
     assert_eq!(scene.colocations(), moves);
 }
 
+/// Ids of the connections of movers at a node.
+fn mover_connections(node: &Node) -> Vec<String> {
+    let list = node.cmd("CLIENT LIST").text();
+    let movers = list.lines().filter(|line| line.contains("-mover-"));
+    movers.filter_map(|line| line.strip_prefix("id=")?.split(' ').next().map(str::to_owned)).collect()
+}
+
+#[test]
+fn moves_for_commands_share_connections_while_these_are_open() {
+    const COMMANDS: usize = 20;
+    let Some(scene) = Scene::with(LONG_TIMEOUT) else { return };
+    let mut client = scene.site.client();
+    let mut rename = |n: usize| {
+        assert_eq!(client.cmd(&scene.line(&format!("MSET %a{n} {n} %b{n} x"))), ok());
+        assert_eq!(client.cmd(&scene.line(&format!("RENAME %a{n} %b{n}"))), ok());
+        scene.wait_until_at_rest();
+        assert_eq!(client.cmd(&scene.line(&format!("GET %b{n}"))), bulk(n.to_string()));
+    };
+    let source = &scene.site.nodes()[1];
+    let mut ids = BTreeSet::new();
+    for n in 0..COMMANDS {
+        rename(n);
+        ids.extend(mover_connections(source));
+    }
+    assert!((1..COMMANDS).contains(&ids.len()), "connections of {COMMANDS} moves: {ids:?}");
+    for n in COMMANDS..2 * COMMANDS {
+        for node in scene.site.nodes() {
+            for id in mover_connections(node) {
+                // It may have closed by itself.
+                node.cmd(&format!("CLIENT KILL ID {id}"));
+            }
+        }
+        rename(n);
+    }
+    assert_eq!(scene.colocations(), 2 * COMMANDS);
+    eventually("unused connections are closed", || scene.site.nodes().iter().all(|n| mover_connections(n).is_empty()));
+}
+
 #[test]
 fn commands_that_cannot_bring_their_keys_together_move_none() {
     let config = format!("{LONG_TIMEOUT}[clients]\nusers-file = \"USERS\"\n");

@@ -19,7 +19,7 @@ use switchyard_resp::reply;
 
 pub(in crate::mover) use self::answers::{DurabilityResult, OneByOne, copied, scanned, secured, stored};
 use crate::fences::Fences;
-use crate::mover::connection::{Connection, field};
+use crate::mover::connection::{Connection, field, info_text};
 use crate::mover::last_piece::{self, DirtyRead, MissingElements};
 use crate::mover::sizes::Page;
 use crate::mover::staging::Staging;
@@ -340,6 +340,12 @@ impl SideConnection {
 
     pub(in crate::mover) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
+    }
+
+    /// Whether it is connected, nothing is in flight, and no staging keys are left to remove.
+    pub(in crate::mover) fn is_unused(&self) -> bool {
+        let is_unused = |connection: &Connection| !connection.is_lost() && connection.unanswered == 0;
+        self.connection.as_ref().is_some_and(is_unused) && self.is_idle() && self.not_discarded.is_empty()
     }
 
     /// Drops the connection. The results of pending jobs are unknown.
@@ -762,11 +768,21 @@ impl SideConnection {
         (elapsed > 0.05 && now.0 >= before.0).then(|| (now.0 - before.0) / elapsed)
     }
 
-    /// Queries the databases with keys.
+    /// Requests the databases with keys. Returns false if the node is not connected or has pending jobs.
+    pub(in crate::mover) fn request_databases(&mut self) -> bool {
+        let is_idle = self.is_idle();
+        let Some(connection) = self.connection.as_mut().filter(|_| is_idle) else { return false };
+        // After an error the connection counts as lost, and there is no reply.
+        let _ = connection.send(&[b"INFO", b"keyspace"]);
+        true
+    }
+
+    /// Returns the requested databases with keys.
     pub(in crate::mover) fn databases(&mut self, timeout: Duration) -> Result<Databases, String> {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
+        let reply = connection.receive_reply(timeout)?;
         // The caller continues without this connection and queries again after a reconnect.
-        let info = connection.info("keyspace", timeout).inspect_err(|why| connection.mark_lost(why.clone()))?;
+        let info = info_text("keyspace", &reply).inspect_err(|why| connection.mark_lost(why.clone()))?;
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
             // A missing count does not mean zero.
