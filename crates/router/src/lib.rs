@@ -660,9 +660,12 @@ impl Router {
         self.shared.routing().live.database
     }
 
-    /// Progress of running moves, and of moves that ended since the start.
-    pub fn moves(&self) -> Vec<MoveProgress> {
-        let moves: Vec<_> = lock(&self.shared.moves).values().cloned().collect();
+    /// Progress of these moves, which run or have ended since the start. The oldest ended ones are unknown.
+    pub fn progress_of(&self, ids: &[MoveId]) -> Vec<MoveProgress> {
+        let moves: Vec<_> = {
+            let all = lock(&self.shared.moves);
+            ids.iter().filter_map(|id| all.get(id).cloned()).collect()
+        };
         moves.iter().map(|m| m.progress()).collect()
     }
 

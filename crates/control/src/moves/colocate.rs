@@ -44,6 +44,9 @@ const PIN_CHECK: Duration = Duration::from_millis(2);
 /// How long a moved key is remembered, for warnings.
 const WARN_PERIOD: Duration = Duration::from_secs(3600);
 
+/// Interval between removals of old keys.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Maximum number of remembered keys.
 const REMEMBERED_MAX: usize = 65_536;
 
@@ -91,6 +94,8 @@ struct Tally {
     keys: BTreeMap<String, u64>,
     /// Keys, with the time of their move and the commands that needed them.
     remembered: BTreeMap<Key, (Instant, Arc<str>)>,
+    /// Time at which old keys were last removed.
+    swept: Option<Instant>,
 }
 
 impl Default for Colocations {
@@ -127,8 +132,11 @@ impl Colocations {
         for (command, keys) in home_for {
             *tally.keys.entry(command.clone()).or_default() += keys;
         }
-        tally.remembered.retain(|_, (since, _)| since.elapsed() < WARN_PERIOD);
         let now = Instant::now();
+        if tally.swept.is_none_or(|swept| now - swept >= SWEEP_INTERVAL) {
+            tally.swept = Some(now);
+            tally.remembered.retain(|_, (since, _)| now - *since < WARN_PERIOD);
+        }
         for key in keys {
             if tally.remembered.len() < REMEMBERED_MAX || tally.remembered.contains_key(key) {
                 tally.remembered.insert(Arc::clone(key), (now, Arc::clone(&commands)));

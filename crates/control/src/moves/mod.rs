@@ -36,7 +36,7 @@ use anyhow::Context;
 use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
-use switchyard_router::{MoveEnd, MoveTask, Router, UserRequest};
+use switchyard_router::{MoveEnd, MoveTask, UserRequest};
 use tracing::{error, info, warn};
 
 pub(crate) use self::accept::{RulesChange, check_size};
@@ -240,10 +240,11 @@ impl Moves {
 
     /// Reads progress, finishes ended moves, and starts queued ones.
     fn advance(self: &Arc<Self>) {
+        let open = self.open_ids();
         let told = self.running.with(|router| {
             router.note_waits();
             router.close_unused_mover_connections();
-            router.moves()
+            router.progress_of(&open)
         });
         let Some(progress) = told else { return };
         let per_node_max = self.tuning.read().unwrap_or_else(PoisonError::into_inner).config.per_node_max;
@@ -412,7 +413,8 @@ impl Moves {
 
     /// Updates the progress of moves.
     fn refresh(&self) {
-        let fresh = self.running.with(Router::moves).unwrap_or_default();
+        let open = self.open_ids();
+        let fresh = self.running.with(|router| router.progress_of(&open)).unwrap_or_default();
         self.state().note(fresh);
     }
 

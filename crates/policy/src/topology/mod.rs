@@ -205,11 +205,12 @@ impl Topology {
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
         let receivers = self.receivers.iter().flatten().copied();
-        for node in self.in_use().iter().copied().chain(moving).chain(self.directory.nodes()).chain(receivers) {
+        // `for_each` runs one loop for each part of the chain. The slots are many.
+        self.in_use().iter().copied().chain(moving).chain(self.directory.nodes()).chain(receivers).for_each(|node| {
             if let Some(keeps) = keeps.get_mut(node.index()) {
                 *keeps = true;
             }
-        }
+        });
         self.nodes.iter().map(|node| node.id).filter(|id| keeps[id.index()]).collect()
     }
 

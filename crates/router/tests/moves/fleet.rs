@@ -557,7 +557,7 @@ impl Fleet {
     }
 
     pub(crate) fn progress(&self, id: u64) -> MoveProgress {
-        self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
+        self.router().progress_of(&[MoveId(id)]).pop().expect("a move")
     }
 
     /// Starts a move, calls `with` when its first leg has drained and before any key of it is copied, and waits for the
