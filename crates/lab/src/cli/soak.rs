@@ -18,14 +18,15 @@ use super::words;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Cycles of: three Redis servers with durable writes, the router, clients that record histories, slots that \
-        move (in some cycles a fourth server joins and leaves, or placement rules are adopted), and processes that are killed or stopped. After each cycle the histories must be linearizable, every key that \
+        move (in some cycles a fourth server joins and leaves, placement rules are adopted, or some clients use keys of several nodes together), and processes that are killed or stopped. After each cycle the histories must be linearizable, every key that \
         no client changed must exist once, and no deleted key may exist again. The first cycle that fails ends the run; its files are \
         kept.",
     after_long_help = "Examples:\n  \
         make soak TIME=600\n  \
         switchyard-lab soak --checker /tmp/history-check --time 10m\n  \
         switchyard-lab soak --checker /tmp/history-check --seed 17 --cycles 1 --faults kill-target\n  \
-        switchyard-lab soak --checker /tmp/history-check --adoptions --cycle 20s --cycles 20 --time 1h\n\n\
+        switchyard-lab soak --checker /tmp/history-check --adoptions --cycle 20s --cycles 20 --time 1h\n  \
+        switchyard-lab soak --checker /tmp/history-check --apart --cycle 20s --cycles 50 --time 1h\n\n\
         Exit codes: 0 all cycles passed; 1 a cycle failed"
 )]
 pub(super) struct Arguments {
@@ -56,6 +57,10 @@ pub(super) struct Arguments {
     /// Adopt and remove placement rules between moves in every cycle, not only in some
     #[arg(long, conflicts_with = "no_moves")]
     adoptions: bool,
+
+    /// Use keys of several nodes together in every cycle, not only in some
+    #[arg(long)]
+    apart: bool,
 
     /// Number of keys that no client changes
     #[arg(long, value_name = "N", default_value_t = 20_000)]
@@ -103,6 +108,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         faults: if faults.is_empty() { Fault::ALL.map(|(fault, _)| fault).to_vec() } else { faults },
         moves: !arguments.no_moves,
         adoptions: arguments.adoptions,
+        apart: arguments.apart,
         keys: arguments.keys,
         clients: usize::from(arguments.clients.max(1)),
         serve_args: words(&arguments.serve_args),
@@ -123,13 +129,14 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     bar.finish_and_clear();
     let total = outcome?;
     println!(
-        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} servers joined and left, {} adoptions of rules, {} faults, {} operations ({} without a known outcome)",
+        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} servers joined and left, {} adoptions of rules, {} steps with keys of several nodes, {} faults, {} operations ({} without a known outcome)",
         thousands(total.cycles),
         thousands(total.moves),
         thousands(total.moves_stopped),
         thousands(total.in_pieces),
         thousands(total.visits),
         thousands(total.adoptions),
+        thousands(total.apart),
         thousands(total.faults),
         thousands(total.operations),
         thousands(total.unknown),

@@ -13,7 +13,7 @@ use switchyard_bench::wire::{self, Reply};
 
 /// Result of a request.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// One reply for each command.
     Replies(Vec<Value>),
     /// No byte was sent.
@@ -24,7 +24,7 @@ pub(super) enum Outcome {
 
 /// One client's connection, opened when needed.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     address: SocketAddr,
     timeout: Duration,
     stream: Option<TcpStream>,
@@ -33,12 +33,12 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Creates a connection with this time-out for replies.
-    pub(super) fn new(address: SocketAddr, timeout: Duration) -> Self {
+    pub(crate) fn new(address: SocketAddr, timeout: Duration) -> Self {
         Self { address, timeout, stream: None, buf: Vec::new() }
     }
 
     /// Sends `commands` in one write and waits for all their replies.
-    pub(super) fn call(&mut self, commands: &[Vec<String>]) -> Outcome {
+    pub(crate) fn call(&mut self, commands: &[Vec<String>]) -> Outcome {
         if self.stream.is_none() && self.connect().is_err() {
             return Outcome::NotSent;
         }
@@ -55,7 +55,7 @@ impl Connection {
     }
 
     /// Closes the connection, which ends MULTI and WATCH at the server.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.stream = None;
         self.buf.clear();
     }
@@ -126,6 +126,6 @@ fn value(reply: &Reply<'_>) -> Value {
 }
 
 /// The text of an error reply.
-pub(super) fn error_text(value: &Value) -> Option<&str> {
+pub(crate) fn error_text(value: &Value) -> Option<&str> {
     value.get("error")?.as_str()
 }

@@ -11,7 +11,7 @@
 //!
 //! Plain threads, one per client, because a client only waits for its reply before the next request.
 
-mod connection;
+pub(crate) mod connection;
 mod record;
 mod workload;
 

@@ -2,7 +2,7 @@
 //! cycle.
 //!
 //! In some cycles no moves are ordered: a fourth server joins and leaves, by the autoscaler. In others placement rules
-//! are adopted and removed between the moves.
+//! are adopted and removed between the moves. In others some clients use keys of several nodes together.
 //!
 //! A cycle has three servers with an append-only file and fsync always, the router, fixed keys, and clients on shared
 //! keys. Slots move from node to node, while a process is killed (SIGKILL) and restarted, or stopped for a while
@@ -12,6 +12,7 @@
 //! The seed of a cycle decides everything except the timing of the processes.
 
 mod adoption;
+mod apart;
 mod fixed;
 mod visitor;
 
@@ -28,6 +29,7 @@ use crate::history::{self, Kind};
 use crate::moves::admin::{self, MoveState, Order};
 use crate::site::Site;
 use adoption::Adoptions;
+use apart::ApartClients;
 use visitor::Visitor;
 
 /// Number of servers in a cycle.
@@ -90,10 +92,12 @@ struct Shape {
     visits: bool,
     /// Placement rules are adopted and removed between moves.
     adopts: bool,
+    /// Some clients use keys of several nodes together.
+    apart: bool,
 }
 
-/// Half of the keys of every type, but no keys of transactions, which must stay together.
-const SOME_KEYS: &str = "[hf]*[02468]";
+/// Half of the keys of every type, but no keys of transactions of one slot, which must stay together.
+const SOME_KEYS: &str = "[ahf]*[02468]";
 
 impl Shape {
     fn of(seed: u64) -> Self {
@@ -106,6 +110,7 @@ impl Shape {
             keys: rng.below(3) == 0,
             visits: rng.below(4) == 0,
             adopts: rng.below(3) == 0,
+            apart: rng.below(3) == 0,
         }
     }
 
@@ -149,6 +154,8 @@ pub struct Settings {
     pub moves: bool,
     /// Whether placement rules are adopted in every cycle, not only in some.
     pub adoptions: bool,
+    /// Whether clients use keys of several nodes together in every cycle, not only in some.
+    pub apart: bool,
     /// Number of fixed keys.
     pub keys: u64,
     /// Number of clients.
@@ -188,6 +195,8 @@ pub struct Tally {
     pub unknown: u64,
     /// Error replies, and requests without a reply: only in cycles with faults.
     pub errors: u64,
+    /// Steps of clients with keys of several nodes.
+    pub apart: u64,
 }
 
 impl Tally {
@@ -202,6 +211,7 @@ impl Tally {
         self.operations += other.operations;
         self.unknown += other.unknown;
         self.errors += other.errors;
+        self.apart += other.apart;
     }
 }
 
@@ -269,11 +279,14 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         folder: folder.join("histories"),
         clean: true,
     })?;
+    let apart = (shape.apart || settings.apart).then(|| ApartClients::start(site.entry(), seed, fault != Fault::None));
+    let apart = apart.transpose()?;
     let mut tally = Tally { cycles: 1, ..Tally::default() };
     let begun = Instant::now();
     let mut round = 0;
     std::thread::sleep(Duration::from_millis(300));
-    while begun.elapsed() < settings.cycle {
+    // A client that has found a violation has ended.
+    while begun.elapsed() < settings.cycle && apart.as_ref().is_none_or(ApartClients::all_continue) {
         ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted");
         if let Some(visitor) = &visitor {
             for comes in [true, false] {
@@ -313,16 +326,16 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
             let third = (0..NODES)
                 .find(|node| *node != from && *node != to)
                 .filter(|node| shape.two_moves && site.keys_of(*node).is_ok_and(|keys| keys > 0));
-            let keys = Some(SOME_KEYS).filter(|_| shape.keys && round % 4 < 2);
+            let keys = Some(SOME_KEYS).filter(|_| (shape.keys || apart.is_some()) && round % 4 < 2);
             for source in [Some(from), third].into_iter().flatten() {
                 let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &move_args };
                 match begin(settings, &site, &order) {
                     Ok(id) => moves.push(id),
-                    // The node has only keys of slots elsewhere, no key matches, or the other move has keys of the same
-                    // slots.
+                    // The node has only keys of slots elsewhere, no key matches, another move has keys of the same slots, or
+                    // a command has taken such keys away.
                     Err(e)
-                        if shape.keys
-                            && ["nothing to move", "is part of move"]
+                        if (shape.keys || apart.is_some())
+                            && ["nothing to move", "is part of move", "in the meantime; retry"]
                                 .iter()
                                 .any(|why| format!("{e:#}").contains(why)) => {}
                     Err(e) => return Err(e),
@@ -350,6 +363,7 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     }
     recording.stop();
     show("reading everything once more");
+    tally.apart = apart.map_or(Ok(0), ApartClients::finish)?;
     let summary = recording.finish()?;
     tally.operations = summary.tally.operations;
     tally.unknown = summary.tally.unknown;
