@@ -146,7 +146,7 @@ impl ApartClients {
         Ok(Self { entry, clients: (0..CLIENTS).map(start).collect(), stop })
     }
 
-    /// Whether all clients continue. One that has found a violation has ended.
+    /// Whether all clients continue. A client that has found a violation has ended.
     pub(super) fn all_continue(&self) -> bool {
         !self.clients.iter().any(JoinHandle::is_finished)
     }
@@ -205,7 +205,9 @@ impl Client {
             Outcome::NotSent => "no connection".to_owned(),
             Outcome::Unknown => "no reply".to_owned(),
         };
-        ensure!(self.has_faults, "{failure}, without a fault: {commands:?}");
+        // The soak counts the keys of nodes on direct connections, and no keys are brought together in the meantime.
+        let is_expected = self.has_faults || failure.contains("used past this router");
+        ensure!(is_expected, "{failure}, without a fault: {commands:?}");
         // Ends an open transaction.
         self.connection.forget();
         std::thread::sleep(Duration::from_millis(10));
