@@ -75,6 +75,8 @@ pub(crate) struct Scripts {
     /// Scripts by the clients' hash and by the hash of the checked variant.
     by_sha: HashMap<[u8; 40], Arc<Script>>,
     bytes: usize,
+    /// Number of changes.
+    changes: u64,
 }
 
 /// Maximum memory for scripts, bytes. Above it new scripts are not stored (clients then receive NOSCRIPT, as from a
@@ -88,6 +90,7 @@ impl Scripts {
             return;
         }
         let is_known = known.is_some();
+        self.changes += 1;
         // A variant for earlier placement rules is no longer sent.
         if let Some(old) = known {
             self.bytes -= old.bytes();
@@ -119,8 +122,13 @@ impl Scripts {
         self.by_sha.keys().copied().collect()
     }
 
+    /// Number of changes so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { changes: self.changes + 1, ..Self::default() };
     }
 }
 

@@ -359,8 +359,8 @@ impl Moves {
 
     /// Records moves and queues them.
     pub(super) fn queue_moves(self: &Arc<Self>, moves: BTreeMap<MoveId, Planned>) -> Result<(), String> {
-        // Options first: a recorded move without options would continue with the configured ones after a crash. A short
-        // move for waiting clients may: it differs only in the goal, and its clients do not survive a crash.
+        // Options first: a recorded move without options would continue with other ones after a crash. A short move for
+        // waiting clients needs none ([`Options::of_short_move`]).
         let is_long = |planned: &Planned| planned.order.needed_keys().is_none_or(|keys| keys.len() > SHORT_MOVE_KEYS);
         if moves.values().any(is_long) {
             self.beside().extend(moves.iter().map(|(id, planned)| (*id, Options::of(planned))));

@@ -395,18 +395,21 @@ impl Moves {
         self.colocations.notify(colocate::ColocationEvent::Look);
     }
 
-    /// Saves the list of ended moves.
-    fn save_ended(&self) {
+    /// Saves the list of ended moves. Returns whether that succeeded.
+    fn save_ended(&self) -> bool {
         let ended: Vec<EndedMove> = self.state().ended.iter().cloned().map(EndedMove::from).collect();
-        if let Err(error) = save_json(&*self.store, ENDED, &ended) {
+        let outcome = save_json(&*self.store, ENDED, &ended);
+        if let Err(error) = &outcome {
             warn!("the list of ended moves cannot be stored: {error}");
         }
+        outcome.is_ok()
     }
 
     /// Saves the ends of moves that clients waited for. Many of these moves may end in a second, so they share a write.
     fn save_unsaved_ends(&self) {
         if self.has_unsaved_ends.swap(false, Ordering::AcqRel) {
-            self.save_ended();
+            let is_saved = self.save_ended();
+            self.has_unsaved_ends.fetch_or(!is_saved, Ordering::AcqRel);
             self.save_options();
         }
     }

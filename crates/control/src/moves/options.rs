@@ -76,6 +76,15 @@ impl Options {
         Self::steered(planned, planned.steering)
     }
 
+    /// Returns the options of a short move for waiting clients, which are not stored at its start.
+    pub(super) fn of_short_move(keys: usize) -> Self {
+        Self {
+            goal: keyword_of(&Goal::ALL, Goal::Fast).to_owned(),
+            home_for: [("a command before the restart".to_owned(), keys as u64)].into(),
+            ..Self::default()
+        }
+    }
+
     /// Returns the options with this steering.
     pub(super) fn steered(planned: &Planned, steering: Steering) -> Self {
         let how = &planned.order.how;

@@ -151,7 +151,8 @@ fn restore_moves(
             found.slots.len(),
             if found.leg.is_some() { ", and a leg is open" } else { "" },
         );
-        let planned = options.remove(&id.0).unwrap_or_default().planned(found).map_err(|why| {
+        let kept = options.remove(&id.0).or_else(|| found.keys.as_ref().map(|keys| Options::of_short_move(keys.len())));
+        let planned = kept.unwrap_or_default().planned(found).map_err(|why| {
             anyhow!("move {} is in progress with a protocol as published, and {why}. It must end there", id.0)
         })?;
         open.insert(id, planned);

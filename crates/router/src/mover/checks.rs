@@ -22,7 +22,7 @@ type Unchecked = (String, Result<Vec<u8>, String>);
 impl Mover {
     /// Checks versions, clocks, durability, databases and libraries of both nodes.
     pub(super) fn check(&mut self) -> Result<(), MoverExit> {
-        if self.checks.is_some_and(|checks| checks.is_earlier) {
+        if self.checks.as_ref().is_some_and(|checks| checks.is_earlier) {
             // An earlier move compared these processes. Libraries depend on placement rules, which may have changed.
             return self.check_libraries();
         }
@@ -204,13 +204,18 @@ impl Mover {
 
     /// Copies functions and known scripts to the target before it serves clients.
     pub(super) fn copy_functions(&mut self) -> Result<(), MoverExit> {
-        // An earlier move has loaded the scripts that were known then. Workers load later ones where they are missing.
-        let is_earlier = self.checks.is_some_and(|checks| checks.is_earlier);
-        let hashes = if is_earlier { Vec::new() } else { lock(&self.shared.scripts).hashes() };
+        let (known, hashes) = {
+            let scripts = lock(&self.shared.scripts);
+            let has_all = self.checks.as_ref().is_some_and(|checks| checks.scripts == Some(scripts.changes()));
+            (scripts.changes(), if has_all { Vec::new() } else { scripts.hashes() })
+        };
         for sha in hashes {
             let Some(body) = lock(&self.shared.scripts).text(&sha) else { continue };
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.handle_messages_when_quiesced()?;
+        }
+        if let Some(checks) = &mut self.checks {
+            checks.scripts = Some(known);
         }
         // The turn blocks changes of functions until the target has this dump.
         let turn = self.turn_to_copy()?;

@@ -47,6 +47,8 @@ pub(super) struct Connection {
     pub(super) last_reply: Instant,
     pub(super) process: Process,
     pub(super) address: SocketAddr,
+    /// Configured access to the node at the time of connecting.
+    pub(super) access: NodeAccess,
     /// Reason, if the connection counts as lost.
     lost: Option<String>,
     /// `redis_version`: major, minor.
@@ -56,6 +58,14 @@ pub(super) struct Connection {
 /// Returns the value of a field of INFO.
 pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Checks that the reply to ROLE is that of a primary.
+pub(super) fn check_role(answer: &[u8]) -> Result<(), String> {
+    match reply::elements(answer).next().and_then(reply::text) {
+        Some(role) if role != b"master" => Err("the server at its address is now a replica".to_owned()),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the text of a reply to INFO with this section.
@@ -99,6 +109,7 @@ impl Connection {
             process: Process { run_id: String::new(), client_id: 0 },
             version: (0, 0),
             address,
+            access: access.clone(),
             lost: None,
         };
         let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -121,10 +132,7 @@ impl Connection {
         let mut numbers = field(&info, "redis_version").unwrap_or("0").split('.').map(|n| n.parse().unwrap_or(0));
         connection.version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         connection.process = Process { run_id, client_id };
-        let role = connection.call(&[b"ROLE"], left())?;
-        if reply::elements(&role).next().and_then(reply::text).is_some_and(|role| role != b"master") {
-            return Err("the server at its address is now a replica".to_owned());
-        }
+        check_role(&connection.call(&[b"ROLE"], left())?)?;
         connection.reply_max = REPLY_MAX;
         Ok(connection)
     }
@@ -228,6 +236,11 @@ impl Connection {
         self.database = database;
     }
 
+    /// Makes the next selection of a database send a SELECT.
+    pub(super) fn forget_database(&mut self) {
+        self.database = u32::MAX;
+    }
+
     /// Returns the selected database.
     pub(super) fn database(&self) -> u32 {
         self.database
@@ -245,20 +258,27 @@ impl Connection {
     }
 
     fn call_alone(&mut self, args: &[&[u8]], timeout: Duration) -> Result<Vec<u8>, String> {
+        self.begin(args)?;
+        self.reply(timeout)
+    }
+
+    /// Appends a command to the output of an idle connection.
+    fn begin(&mut self, args: &[&[u8]]) -> Result<(), String> {
+        if let Some(why) = &self.lost {
+            return Err(why.clone());
+        }
         if self.unanswered != 0 {
             debug_assert!(false, "a call needs an idle connection");
             // The reply would be matched to the wrong command. A new connection has no pending replies.
             return Err("another command is in flight there".to_owned());
         }
         self.push(args);
-        self.reply(timeout)
+        Ok(())
     }
 
     /// Sends a command whose reply [`Self::receive_reply`] returns. Requires an idle connection.
     pub(super) fn send(&mut self, args: &[&[u8]]) -> Result<(), String> {
-        debug_assert!(self.unanswered == 0, "a call needs an idle connection");
-        self.push(args);
-        self.flush().inspect_err(|why| self.mark_lost(why.clone()))
+        self.begin(args).and_then(|()| self.flush()).inspect_err(|why| self.mark_lost(why.clone()))
     }
 
     /// Waits for the reply to a command sent by [`Self::send`]. Errors are those of [`Self::call`].
