@@ -196,7 +196,7 @@ fn curves<'a>(cells: &[Cell], of: impl Fn(&Cell) -> Vec<(&'a Way, &'a [Measured]
         let panels: Vec<Panel> = cells
             .iter()
             .map(|cell| Panel {
-                title: cell.title(),
+                title: cell.servers(),
                 x: "seconds of the move".to_owned(),
                 y: y.to_owned(),
                 floor: None,
