@@ -94,7 +94,7 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, mpsc};
 
-    use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder, Process, Side};
+    use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Process, Side};
     use switchyard_policy::topology::Stage;
 
     use super::super::ended::{ENDED, EndedMove};
@@ -229,6 +229,27 @@ mod tests {
         assert_eq!((stored(), moves.report().ended.len()), (0, 2));
         moves.save_unsaved_ends();
         assert_eq!(stored(), 2);
+    }
+
+    #[test]
+    fn a_short_move_for_a_command_keeps_its_cause_over_a_restart() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let id = MoveId(1);
+        {
+            let (placement, moves) = executor(dir.path());
+            let topology = placement.topology().expect("a map");
+            let keys: Arc<[Key]> = [Key::from(&b"key"[..])].into();
+            let slots = MoveOrder::slots_of(topology.placement(), &keys);
+            let mut planned = under_way(slots[0]);
+            planned.order.keys = Some(keys);
+            planned.order.cause = Cause::Needed([("RENAME".to_owned(), 1)].into());
+            moves.queue_moves(BTreeMap::from([(id, planned)])).expect("on record");
+            assert!(kept(&moves).is_empty());
+            // The process dies here.
+        }
+        let (_, moves) = executor(dir.path());
+        let state = moves.state();
+        assert!(state.open[&id].order.needed_keys().is_some() && state.open[&id].order.how.goal == Goal::Fast);
     }
 
     /// After a restart, the node that had the keys may not be reachable.

@@ -457,8 +457,10 @@ mod tests {
         gone.1.recv().expect("sent");
         node.join().expect("done");
         let mut answers = Vec::new();
-        assert_eq!(connection.exchange(&mut answers), Err(why));
+        assert_eq!(connection.exchange(&mut answers), Err(why.clone()));
         assert!(answers.is_empty() && connection.is_lost());
+        assert_eq!(connection.send(&[b"PING"]), Err(why.clone()), "a lost connection accepts no command");
+        assert_eq!(connection.receive_reply(Duration::from_secs(1)), Err(why));
     }
 
     #[test]
