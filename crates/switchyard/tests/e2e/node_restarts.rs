@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::replicas::{calls, group};
+use crate::replicas::{calls, group, until_observed};
 use crate::support::client::TIMEOUT;
 use crate::support::{
     Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until,
@@ -265,6 +265,7 @@ fn a_promoted_replica_serves_the_waiting_commands() {
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET n 1"), ok());
     until("the replica has it", || nodes[1].cmd("GET n") == bulk("1"));
+    until_observed(&nodes[1]);
     nodes[0].kill();
     until_lost(&router, nodes[0].address());
     client.post("INCR n");

@@ -48,6 +48,16 @@ pub(crate) fn calls(node: &Node, command: &str) -> u64 {
     line.map_or(0, |rest| rest.split(',').next().expect("a number").parse().expect("a number"))
 }
 
+/// Waits until a router has the replication id of the primary, without which it follows no promoted replica. It queries
+/// all servers of a node at once and periodically: after three queries of the replica, the primary has replied.
+pub(crate) fn until_observed(replica: &Node) {
+    let (before, mut own) = (calls(replica, "info"), 0);
+    until("the router queries the servers", || {
+        own += 1;
+        calls(replica, "info") >= before + own + 3
+    });
+}
+
 /// Writes until it succeeds. Returns the duration.
 fn until_writable(router: &Router, key: &str) -> Duration {
     let began = Instant::now();
@@ -208,8 +218,7 @@ fn a_dead_primary_is_replaced_by_the_promoted_replica() {
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("SET k v"), ok());
     until("both have it", || nodes[1..].iter().all(|n| n.cmd("GET k") == bulk("v")));
-    // The observer must have received the primary's replication id.
-    std::thread::sleep(Duration::from_millis(500));
+    until_observed(&nodes[1]);
     nodes[0].kill();
     let error = until("the primary is missed", || client.cmd("SET k w").error().map(str::to_owned));
     assert!(error.starts_with("NODE"), "{error}");
@@ -233,8 +242,7 @@ fn counts_confirmed_by_wait_survive_a_promotion() {
     }
     let mut nodes = group(1);
     let router = router(&nodes, "");
-    // The observer must have the primary's replication id.
-    std::thread::sleep(Duration::from_millis(500));
+    until_observed(&nodes[1]);
     let (is_over, is_cut, lost) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..8_u64)
