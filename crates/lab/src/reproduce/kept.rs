@@ -194,6 +194,11 @@ impl ResultSet {
         format!("{}, {when}{marked}", measured_by.replace("; ", ", "))
     }
 
+    /// Returns the settings of each run.
+    pub(super) fn settings(&self) -> impl Iterator<Item = &Value> {
+        self.runs.iter().map(|(what, _)| what)
+    }
+
     /// Returns the results of the runs whose settings satisfy `is_wanted`: for each run, its repetitions in order.
     pub(super) fn of<R: DeserializeOwned>(&self, is_wanted: impl Fn(&Value) -> bool) -> Vec<Vec<R>> {
         let wanted = self.runs.iter().filter(|(what, _)| is_wanted(what));

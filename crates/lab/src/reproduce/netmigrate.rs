@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::random::{Popularity, YCSB_THETA};
 use switchyard_bench::table::Table;
+use switchyard_bench::wire;
 
 use super::published::{self, Row};
 use super::spread::Spread;
@@ -24,6 +25,8 @@ use crate::moves::site::{Routed, keys_at};
 use crate::moves::{Keys, Layout, Run};
 
 const VALUE: usize = 64;
+/// Number of slots of each server.
+const SLOTS: u16 = 1 << 10;
 /// Shares of the source's capacity of the presets of `switchyard move --source-ops-max`.
 const PRESETS: [(&str, f64); 2] = [("short", 0.23), ("medium", 0.54)];
 /// Percent of writes of section 6.2.
@@ -270,7 +273,7 @@ fn panels<'a>(
 pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) -> Result<Measured> {
     let Conduct { timeout, stop, .. } = bench.conduct;
     let site = Routed::start(&bench.programs, &NO_COPIES.map(str::to_owned), &bench.name(), bench.folder)?;
-    let layout = Arc::new(Layout::new(1 << 10));
+    let layout = Arc::new(Layout::new(SLOTS));
     let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(load.keys as usize).collect();
     let keys = Arc::new(Keys::new(numbers, VALUE, &layout));
     keys.fill(|_| site.entry, &|_| {})?;
@@ -327,6 +330,24 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
         wrong_after: keys.count_wrong(|_| site.entry)?,
         curve: [Second::of(&before, control)].into_iter().chain(watched.curve).collect(),
     })
+}
+
+/// Returns the mean bytes of a query and its reply, with this percent of writes: GET or SET of a key at the source.
+pub(super) fn bytes_per_query(writes_percent: f64) -> f64 {
+    let layout = Layout::new(SLOTS);
+    let value = [b'x'; VALUE];
+    let (mut gets, mut sets) = (Vec::new(), Vec::new());
+    for number in 0..u64::from(SLOTS) {
+        let name = layout.name(number);
+        wire::encode(&mut gets, &[b"GET", name.as_bytes()]);
+        gets.extend_from_slice(format!("${VALUE}\r\n").as_bytes());
+        gets.extend_from_slice(&value);
+        gets.extend_from_slice(b"\r\n");
+        wire::encode(&mut sets, &[b"SET", name.as_bytes(), &value]);
+        sets.extend_from_slice(b"+OK\r\n");
+    }
+    let [gets, sets] = [gets, sets].map(|bytes| bytes.len() as f64 / f64::from(SLOTS));
+    gets + (sets - gets) * writes_percent / 100.0
 }
 
 pub(super) fn of_before(one: &Measured) -> f64 {

@@ -161,8 +161,6 @@ enum Ours {
     Measured(Measure),
     /// The experiment cannot run on the test machine, for this reason.
     NotPossible(&'static str),
-    /// No experiment exists yet.
-    NotImplemented,
 }
 
 /// Computation of a row's values.
