@@ -147,6 +147,43 @@ pub(super) fn lost_percent(one: &Measured) -> f64 {
     100.0 * one.lost as f64 / one.queries.max(1) as f64
 }
 
+/// Returns the percent of queries lost between the first second with a loss and the last one. Before, the source serves
+/// all queries; afterwards, the targets have all keys.
+fn lost_while_moving_percent(one: &Measured) -> f64 {
+    let is_lossy = |second: &Second| second.lost_percent > 0.0;
+    let bounds = one.curve.iter().position(is_lossy).zip(one.curve.iter().rposition(is_lossy));
+    let seconds = bounds.map_or(&[][..], |(first, last)| &one.curve[first..=last]);
+    let replies: f64 = seconds.iter().map(|second| second.rate).sum();
+    seconds.iter().map(|second| second.rate * second.lost_percent).sum::<f64>() / replies.max(1.0)
+}
+
+/// Returns the expected percent of queries that find nothing without a filter, if keys move at a constant rate and in an
+/// order that does not depend on their popularity.
+pub(super) fn lost_without_filter(keys: u64, queries: u64, cell: &Cell) -> f64 {
+    let (keys, queries, writes) = (keys as f64, queries as f64, cell.writes_percent / 100.0);
+    let (mut popularity, mut lost) = (0.0, Vec::new());
+    let mut rank = 1.0;
+    while rank <= keys {
+        // Ranks above 1000 in groups of a thousandth of the rank.
+        let count = (rank / 1000.0).floor().max(1.0).min(keys - rank + 1.0);
+        let share = (rank + (count - 1.0) / 2.0).powf(-cell.zipf);
+        popularity += count * share;
+        lost.push((count, share));
+        rank += count;
+    }
+    let lost = lost.iter().map(|(count, share)| {
+        // The mean over the move of (share of keys not moved) * (probability of no write before).
+        let written = writes * queries * share / popularity;
+        let absent = if written < 1e-3 {
+            0.5 - written / 6.0
+        } else {
+            1.0 / written + (-written).exp_m1() / (written * written)
+        };
+        count * share / popularity * absent
+    });
+    100.0 * (1.0 - writes) * lost.sum::<f64>()
+}
+
 fn median(all: &[Measured], value: fn(&Measured) -> f64) -> Option<f64> {
     Spread::of(all.iter().map(value)).map(|spread| spread.median)
 }
@@ -175,7 +212,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         at.and_then(|at| outcome.results.get(at)).map(Vec::as_slice).unwrap_or_default()
     };
     let mut section = Section { notes: vec![describe(scale)], ..Section::default() };
-    section.tables.push(("Queries lost".to_owned(), losses(&cells, of)));
+    section.tables.push(("Queries lost".to_owned(), losses(scale, &cells, of)));
     section.tables.push(("Dropped queries".to_owned(), drops(&with_drops, of)));
     let all: Vec<Cell> = cells.iter().chain(&with_drops).copied().collect();
     section.tables.push(("Cost of each run".to_owned(), costs(&all, of)));
@@ -299,10 +336,14 @@ fn two_digits(value: f64) -> String {
     plain((value / unit).round() * unit)
 }
 
-fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Table {
+fn losses<'a>(scale: &Scale, cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> Table {
     let percent = |all: &[Measured]| {
         let spread = Spread::of(all.iter().map(lost_percent));
         spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.4} %")))
+    };
+    let while_moving = |all: &[Measured]| {
+        let spread = Spread::of(all.iter().map(lost_while_moving_percent));
+        spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.1} %")))
     };
     let in_vain = format!("published nil (< {BLOOM_NIL_PERCENT} %)");
     let mut table = Table::new([
@@ -310,6 +351,8 @@ fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> 
         "Zipf",
         "writes",
         WITHOUT.name,
+        "while keys move",
+        "computed",
         WITH.name,
         SAFE.name,
         "no filter : filter",
@@ -326,6 +369,8 @@ fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Variant) -> &'a [Measured]) -> 
                 plain(cell.zipf),
                 format!("{} %", plain(cell.writes_percent)),
                 percent(of(cell, WITHOUT)),
+                while_moving(of(cell, WITHOUT)),
+                format!("{:.1} %", lost_without_filter(scale.keys, scale.queries, cell)),
                 percent(with),
                 percent(of(cell, SAFE)),
                 improvement(of(cell, WITHOUT), with),
@@ -499,10 +544,21 @@ mod tests {
         }
     }
 
+    fn scale() -> Scale {
+        Scale { keys: 500_000, value: 2000, queries: 750_000, rate: 10_000.0, connections: 32, targets: 5 }
+    }
+
     #[test]
     fn results_survive_serialization() {
         let text = serde_json::to_string(&measured(3)).expect("JSON");
         assert_eq!(serde_json::from_str::<Measured>(&text).expect("JSON"), measured(3));
+    }
+
+    #[test]
+    fn losses_while_keys_move_exclude_both_ends_of_a_run() {
+        let second = |lost_percent: f64| Second { rate: 10.0, lost_percent, p50_ms: 1.0, p99_ms: 1.0 };
+        let run = Measured { curve: [0.0, 60.0, 0.0, 30.0, 0.0].map(second).into(), ..measured(180) };
+        assert!((lost_while_moving_percent(&run) - 30.0).abs() < 1e-9);
     }
 
     #[test]
@@ -523,7 +579,7 @@ mod tests {
         assert_eq!(panel.lines[0].points, [(0.9, 30.0), (0.95, 30.0), (0.99, 30.0)]);
         assert_eq!(panel.lines[2].points[0], (0.9, 0.0));
         // A row for each point of either figure.
-        let text = losses(&cells, of).to_text();
+        let text = losses(&scale(), &cells, of).to_text();
         assert_eq!(text.matches("none lost with it").count(), 8, "{text}");
         assert_eq!(text.matches("3.837 (3.367 to 4.367)").count(), 3, "{text}");
     }
@@ -552,7 +608,6 @@ mod tests {
 
     #[test]
     fn moves_take_as_long_as_the_queries() {
-        let scale = Scale { keys: 500_000, value: 2000, queries: 750_000, rate: 10_000.0, connections: 32, targets: 5 };
-        assert_eq!(scale.bytes_per_second(), 2_666_667);
+        assert_eq!(scale().bytes_per_second(), 2_666_667);
     }
 }

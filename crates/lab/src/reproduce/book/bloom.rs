@@ -162,41 +162,20 @@ fn cell(what: &Value) -> Cell {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::bloom::lost_without_filter;
     use super::super::super::kept::StoredResults;
     use super::*;
 
-    /// Returns the expected percent of queries that find nothing without a filter, if keys move at a constant rate.
-    fn lost_without_filter(keys: f64, queries: f64, zipf: f64, writes: f64) -> f64 {
-        let (mut popularity, mut lost) = (0.0, Vec::new());
-        let mut rank = 1.0;
-        while rank <= keys {
-            // Ranks above 1000 in groups of a thousandth of the rank.
-            let count = (rank / 1000.0).floor().max(1.0).min(keys - rank + 1.0);
-            let share = (rank + (count - 1.0) / 2.0).powf(-zipf);
-            popularity += count * share;
-            lost.push((count, share));
-            rank += count;
-        }
-        let lost = lost.iter().map(|(count, share)| {
-            // The mean over the move of (share of keys not moved) * (probability of no write before).
-            let written = writes * queries * share / popularity;
-            let absent = if written < 1e-3 {
-                0.5 - written / 6.0
-            } else {
-                1.0 / written + (-written).exp_m1() / (written * written)
-            };
-            count * share / popularity * absent
-        });
-        100.0 * (1.0 - writes) * lost.sum::<f64>()
-    }
-
     #[test]
     fn computed_losses_follow_from_keys_queries_and_writes() {
-        let of = |keys: f64, zipf: f64, writes: f64| lost_without_filter(keys, 750_000.0, zipf, writes).round();
-        let paper = |zipf, writes| of(50e6, zipf, writes);
-        assert_eq!((paper(0.9, 0.05), paper(0.9, 0.01)), WITHOUT_BY_WRITES);
-        assert_eq!((paper(0.99, 0.05), paper(0.9, 0.05)), WITHOUT_BY_ZIPF);
-        let here = [(0.99, 0.05), (0.9, 0.05), (0.9, 0.01)].map(|(zipf, writes)| of(0.5e6, zipf, writes));
+        let of = |keys: u64, zipf: f64, writes_percent: f64| {
+            let cell = Cell { zipf, writes_percent, drops_percent: 0.0 };
+            lost_without_filter(keys, 750_000, &cell).round()
+        };
+        let paper = |zipf, writes_percent| of(50_000_000, zipf, writes_percent);
+        assert_eq!((paper(0.9, 5.0), paper(0.9, 1.0)), WITHOUT_BY_WRITES);
+        assert_eq!((paper(0.99, 5.0), paper(0.9, 5.0)), WITHOUT_BY_ZIPF);
+        let here = [(0.99, 5.0), (0.9, 5.0), (0.9, 1.0)].map(|(zipf, writes)| of(500_000, zipf, writes));
         assert_eq!(here, [22.0, 29.0, 36.0]);
         assert!(FEWER_KEYS.contains("29 to 36 %") && FEWER_KEYS_BY_ZIPF.contains("22 to 29 %"));
     }
