@@ -313,7 +313,7 @@ struct Makris {
     clients: u32,
 
     /// Rates of the load, as shares of the rate that one server sustains: each policy runs at each of them
-    #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "0.5,0.6,0.7,0.8,0.9,1,1.1,1.2", value_parser = of_knee)]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "0.5,0.8,1,1.2", value_parser = of_knee)]
     of_knee: Vec<f64>,
 
     /// Duration of each phase

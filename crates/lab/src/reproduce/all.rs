@@ -145,7 +145,7 @@ fn makris(conduct: Conduct, size: Size) -> Result<()> {
         conduct,
         cpu: size.or(0.05, 0.5),
         clients: size.or(16, 4),
-        of_knee: size.or(vec![0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2], vec![1.0]),
+        of_knee: size.or(vec![0.5, 0.8, 1.0, 1.2], vec![1.0]),
         phase: Duration::from_secs(size.or(8, 1)),
         rates_max: size.or(40, 2),
     })

@@ -12,6 +12,7 @@
 //! knee is the greatest rate that the server sustains. Each policy runs at several rates around the knee, because the
 //! result of one rate alone would depend on its choice.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,11 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::client::Client;
-use switchyard_bench::load::{self, Pace, Sharing, Skew, ValueSizes};
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
 use super::spread::Spread;
-use super::{Bench, Conduct, Section, measure, plain, publish};
+use super::{Bench, Conduct, NO_COPIES, Section, measure, plain, publish};
 use crate::figure::{self, Line, Panel};
 use crate::moves::admin;
 use crate::moves::site::Routed;
@@ -33,7 +33,7 @@ const MARK: &str = "reproduce-makris";
 const NODES: usize = 3;
 const KEYS: usize = 20;
 /// Lowest rate of figure 1, and the factor from a rate to the next one.
-const RATES: (f64, f64) = (1000.0, 1.1);
+const RATES: (f64, f64) = (2000.0, 1.1);
 /// Share of the offered requests that a server replies to at a rate that it sustains.
 const SUSTAINED: f64 = 0.95;
 /// Time before each phase of a run, in which nothing is counted.
@@ -273,11 +273,82 @@ pub(super) fn knee(points: &[RatePoint]) -> Option<f64> {
     sustained.last().or(points.first()).map(|point| point.offered)
 }
 
-/// Replies and the sum of their times in microseconds, by phase and key.
-#[derive(Debug, Default)]
+/// Counters of the clients: replies and the sum of their times in microseconds, by phase and key.
+#[derive(Debug)]
 struct Counts {
+    /// The current phase; no phase has another number.
+    phase: AtomicUsize,
     replies: [[AtomicU64; KEYS]; 2],
     micros: [[AtomicU64; KEYS]; 2],
+    errors: AtomicU64,
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self {
+            phase: AtomicUsize::new(usize::MAX),
+            replies: Default::default(),
+            micros: Default::default(),
+            errors: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts for the duration of a phase. Returns the exact duration.
+    fn count(&self, bench: &Bench<'_>, phase: usize, duration: Duration) -> Result<Duration> {
+        let begun = Instant::now();
+        self.phase.store(phase, Ordering::Relaxed);
+        let paused = pause(bench, duration);
+        self.phase.store(usize::MAX, Ordering::Relaxed);
+        paused.map(|()| begun.elapsed())
+    }
+
+    fn add(&self, key: usize, planned: Instant) {
+        let phase = self.phase.load(Ordering::Relaxed);
+        if let Some((replies, micros)) = self.replies.get(phase).zip(self.micros.get(phase)) {
+            replies[key].fetch_add(1, Ordering::Relaxed);
+            micros[key].fetch_add(planned.elapsed().as_micros() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs `observe` while the clients send `load` requests per second for keys by Zipf.
+fn under_load<T>(
+    settings: &Settings,
+    entry: SocketAddr,
+    keys: &[String],
+    load: f64,
+    counts: &Counts,
+    observe: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let stop = AtomicBool::new(false);
+    // Mean time between two requests of a client.
+    let gap = Duration::from_secs_f64(settings.clients as f64 / load);
+    let shares = zipf();
+    std::thread::scope(|scope| {
+        for seed in 0..settings.clients {
+            let (shares, stop) = (&shares, &stop);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed as u64 + 1);
+                let mut client = Client::connect(entry).ok();
+                let mut planned = Instant::now();
+                while let Some(client) = client.as_mut().filter(|_| !stop.load(Ordering::Relaxed)) {
+                    // Requests arrive at random, independently of replies.
+                    planned += gap.mul_f64(-(1.0 - rng.unit()).ln());
+                    std::thread::sleep(planned.saturating_duration_since(Instant::now()));
+                    let at = rng.unit();
+                    let key = shares.partition_point(|sum| *sum < at).min(KEYS - 1);
+                    if client.text(&[b"GET", keys[key].as_bytes()]).is_err() {
+                        counts.errors.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        counts.add(key, planned);
+                    }
+                }
+            });
+        }
+        let observed = observe();
+        stop.store(true, Ordering::Relaxed);
+        observed
+    })
 }
 
 fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Result<Measured> {
@@ -289,64 +360,28 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
     bench.order(site.admin, &["automation", "off"])?;
     let keys = keys(&site)?;
     let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
-    let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
-    // Mean time between two requests of a client.
-    let gap = Duration::from_secs_f64(settings.clients as f64 / load);
-    let shares = zipf();
-    let (counts, phase) = (Counts::default(), AtomicUsize::new(usize::MAX));
-    std::thread::scope(|scope| {
-        for seed in 0..settings.clients {
-            let (site, keys, shares, stop, errors) = (&site, &keys, &shares, &stop, &errors);
-            let (counts, phase) = (&counts, &phase);
-            scope.spawn(move || {
-                let mut rng = Rng::new(seed as u64 + 1);
-                let mut client = Client::connect(site.entry).ok();
-                let mut planned = Instant::now();
-                while let Some(client) = client.as_mut().filter(|_| !stop.load(Ordering::Relaxed)) {
-                    // Requests arrive at random, independently of replies.
-                    planned += gap.mul_f64(-(1.0 - rng.unit()).ln());
-                    std::thread::sleep(planned.saturating_duration_since(Instant::now()));
-                    let at = rng.unit();
-                    let key = shares.partition_point(|sum| *sum < at).min(KEYS - 1);
-                    if client.text(&[b"GET", keys[key].as_bytes()]).is_err() {
-                        errors.fetch_add(1, Ordering::Relaxed);
-                    } else if let Some((replies, micros)) = {
-                        let phase = phase.load(Ordering::Relaxed);
-                        counts.replies.get(phase).zip(counts.micros.get(phase))
-                    } {
-                        replies[key].fetch_add(1, Ordering::Relaxed);
-                        micros[key].fetch_add(planned.elapsed().as_micros() as u64, Ordering::Relaxed);
-                    }
-                }
-            });
-        }
-        let watch = |number: usize| -> Result<Vec<Node>> {
-            pause(bench, SETTLES)?;
-            let begun = Instant::now();
-            phase.store(number, Ordering::Relaxed);
-            pause(bench, settings.phase)?;
-            phase.store(usize::MAX, Ordering::Relaxed);
-            by_node(&site, &keys, &counts.replies[number], &counts.micros[number], begun.elapsed())
-        };
-        let watched = (|| {
-            let before = watch(0)?;
-            bench.order(site.admin, &["automation", "on"])?;
-            // The planner observes, moves, and checks the effect, several times.
-            pause(bench, settings.phase * 2)?;
-            let after = watch(1)?;
-            let history = admin::get(site.admin, "/api/v1/plan/history")?;
-            let steps = |decision: &serde_json::Value| {
-                decision["steps"]
-                    .as_array()
-                    .map_or(0, |steps| steps.iter().filter(|step| step["what"] == "key").count() as u64)
-            };
-            let moved = history["decisions"]
+    let counts = Counts::new();
+    let watch = |phase: usize| -> Result<Vec<Node>> {
+        pause(bench, SETTLES)?;
+        let time = counts.count(bench, phase, settings.phase)?;
+        by_node(&site, &keys, &counts.replies[phase], &counts.micros[phase], time)
+    };
+    under_load(settings, site.entry, &keys, load, &counts, || {
+        let before = watch(0)?;
+        bench.order(site.admin, &["automation", "on"])?;
+        // The planner observes, moves, and checks the effect, several times.
+        pause(bench, settings.phase * 2)?;
+        let after = watch(1)?;
+        let history = admin::get(site.admin, "/api/v1/plan/history")?;
+        let steps = |decision: &serde_json::Value| {
+            decision["steps"]
                 .as_array()
-                .map_or(0, |all| all.iter().filter(|decision| !decision["outcome"].is_null()).map(steps).sum());
-            Ok(Measured { before, after, moved, errors: errors.load(Ordering::Relaxed) })
-        })();
-        stop.store(true, Ordering::Relaxed);
-        watched
+                .map_or(0, |steps| steps.iter().filter(|step| step["what"] == "key").count() as u64)
+        };
+        let moved = history["decisions"]
+            .as_array()
+            .map_or(0, |all| all.iter().filter(|decision| !decision["outcome"].is_null()).map(steps).sum());
+        Ok(Measured { before, after, moved, errors: counts.errors.load(Ordering::Relaxed) })
     })
 }
 
@@ -392,33 +427,25 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
 }
 
-/// Measures figure 1, up to a rate that the server cannot sustain.
+/// Measures figure 1, up to a rate that the server cannot sustain: with the clients of the other figures, because the
+/// knee depends on their number of requests in flight.
 fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<RatePoint>> {
-    let site =
-        Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
+    let args: Vec<String> = ["--workers", "1"].into_iter().chain(NO_COPIES).map(str::to_owned).collect();
+    let site = Routed::start_many(&bench.programs, &args, 1, &bench.name(), bench.folder)?;
+    let keys: Vec<String> = (0..KEYS).map(|number| format!("object:{number}")).collect();
+    let mut through = Client::connect(site.entry)?;
+    for key in &keys {
+        through.ok(&[b"SET", key.as_bytes(), b"value"])?;
+    }
     let _capped = bench.cap_all(&site.process_ids(), settings.cpu)?;
     let (mut rate, mut points) = (RATES.0, Vec::new());
     loop {
-        ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
-        let run = load::start(&load::Settings {
-            target: site.entry,
-            threads: 1,
-            connections: settings.clients,
-            pipeline: 1000,
-            pace: Pace::Open { rate },
-            duration: settings.phase,
-            mix: "get=1".parse()?,
-            sizes: ValueSizes::fixed(64),
-            keys: 1000,
-            skew: Skew::Uniform,
-            sharing: Sharing::Shared,
-            prefix: "rate:".to_owned(),
-            doubt: load::Doubt::Lasting,
-            seed: 1,
-        })?;
-        let summary = run.finish()?;
-        let achieved = summary.total.replies as f64 / summary.elapsed.as_secs_f64();
-        points.push(RatePoint { offered: rate, achieved, mean_ms: summary.total.mean().as_secs_f64() * 1e3 });
+        let counts = Counts::new();
+        let time = under_load(settings, site.entry, &keys, rate, &counts, || counts.count(bench, 0, settings.phase))?;
+        let sum = |values: &[AtomicU64]| values.iter().map(|value| value.load(Ordering::Relaxed)).sum::<u64>() as f64;
+        let (replies, micros) = (sum(&counts.replies[0]), sum(&counts.micros[0]));
+        let achieved = replies / time.as_secs_f64();
+        points.push(RatePoint { offered: rate, achieved, mean_ms: micros / replies.max(1.0) / 1e3 });
         if achieved < SUSTAINED * rate || points.len() >= settings.rates_max {
             return Ok(points);
         }

@@ -3,7 +3,7 @@
 //!
 //! A cell of the grid is a share of writes, and the shares of a processor for source and target.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -332,8 +332,8 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     })
 }
 
-/// Returns the mean bytes of a query and its reply, with this percent of writes: GET or SET of a key at the source.
-pub(super) fn bytes_per_query(writes_percent: f64) -> f64 {
+/// Mean bytes of GET and of SET of a key at the source, with the reply.
+static BYTES: LazyLock<[f64; 2]> = LazyLock::new(|| {
     let layout = Layout::new(SLOTS);
     let value = [b'x'; VALUE];
     let (mut gets, mut sets) = (Vec::new(), Vec::new());
@@ -346,8 +346,13 @@ pub(super) fn bytes_per_query(writes_percent: f64) -> f64 {
         wire::encode(&mut sets, &[b"SET", name.as_bytes(), &value]);
         sets.extend_from_slice(b"+OK\r\n");
     }
-    let [gets, sets] = [gets, sets].map(|bytes| bytes.len() as f64 / f64::from(SLOTS));
-    gets + (sets - gets) * writes_percent / 100.0
+    [gets, sets].map(|bytes| bytes.len() as f64 / f64::from(SLOTS))
+});
+
+/// Returns the mean bytes of a query and its reply, with this percent of writes.
+pub(super) fn bytes_per_query(writes_percent: f64) -> f64 {
+    let [get, set] = *BYTES;
+    get + (set - get) * writes_percent / 100.0
 }
 
 pub(super) fn of_before(one: &Measured) -> f64 {

@@ -62,8 +62,7 @@ const TINY_GROUPS: &str =
 const FEWER_DOUBLE: &str = "A smaller share of the reads is sent twice here; no run separates the cause.";
 const ALL_COMMANDS: &str =
     "Ours counts all commands of both servers, with those of the copy; the paper counts packets of clients.";
-const DIFFERENCE: &str =
-    "Ours is the difference of two runs' bytes at both servers, which cannot resolve so few; no run separates its parts.";
+const DIFFERENCE: &str = "Ours is the difference of two runs' bytes at both servers, which cannot resolve so few; no run separates its parts.";
 const ROUNDS: &str = "A key with several writes in a round is sent once here, but in the paper for each write.";
 
 /// A compared quantity: ours, and those of the grid and of Tables 2 and 3.
@@ -812,7 +811,8 @@ mod tests {
                 let is_recorded = |way: &Way| way.published.is_some() || way.name == "switchyard" || way.has_preset();
                 for (at, way) in WAYS.iter().enumerate().filter(|(_, way)| is_recorded(way)) {
                     let cell = cell(writes, budget);
-                    let what = json!({"experiment": experiment, "cell": cell, "flags": way.flags, "load": {"keys": 1000}});
+                    let what =
+                        json!({"experiment": experiment, "cell": cell, "flags": way.flags, "load": {"keys": 1000}});
                     runs.push((what, (at + 1) as f64 + writes * (budget + 1) as f64));
                 }
             }
